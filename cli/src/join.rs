@@ -25,8 +25,8 @@ pub(crate) async fn join(session: &Session, options: &JoinOptions) -> Result<(),
         format!("{}-", options.name),
         format!("creating a JoinToken for Cluster {}", options.name),
     );
-    let made = (prefix.as_str(), build_token(options)?);
-    let (name, signal) = create_temporary(session, &mut signals, made, &doing, FATE).await?;
+    let token = build_token(options)?;
+    let (name, signal) = create_temporary(session, &mut signals, &prefix, token, &doing, FATE).await?;
     let found = async {
         match signal {
             Some(signal) => Err(Error::Interrupted(signal)),

@@ -30,9 +30,9 @@ pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), E
     let program = options.command.first().map(OsStr::new).unwrap_or_default();
     let program = find_program(program)?;
     let mut signals = Signals::listen()?;
-    let made = ("run-", build_cluster(options));
-    let (name, signal) =
-        create_temporary(session, &mut signals, made, "creating a Cluster for the command", FATE).await?;
+    let cluster = build_cluster(options);
+    let doing = "creating a Cluster for the command";
+    let (name, signal) = create_temporary(session, &mut signals, "run-", cluster, doing, FATE).await?;
     let result = match signal {
         Some(signal) => Err(Error::Interrupted(signal)),
         None => {
@@ -40,7 +40,7 @@ pub(crate) async fn run(session: &Session, options: &RunOptions) -> Result<(), E
                 "Cluster {name} in namespace {} lives for {} at most",
                 session.namespace, options.ttl
             ));
-            run_in(session, options, (&name, &program), &mut signals).await
+            run_in(session, options, &name, &program, &mut signals).await
         }
     };
     if options.keep_on_failure && matches!(result, Err(Error::CommandFailed(_))) {
@@ -73,7 +73,8 @@ fn build_cluster(options: &RunOptions) -> Cluster {
 async fn run_in(
     session: &Session,
     options: &RunOptions,
-    (name, program): (&str, &Path),
+    name: &str,
+    program: &Path,
     signals: &mut Signals,
 ) -> Result<(), Error> {
     let ready = async {

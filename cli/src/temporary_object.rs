@@ -44,13 +44,14 @@ impl<K> Object for K where
 {
 }
 
-/// Creates the object; returns its name and the signal that arrived meanwhile. If the request
+/// Creates the object with a random name; returns that name and the signal that arrived meanwhile. If the request
 /// failed but may have taken effect, the object is deleted. `fate` tells the user what happens to
 /// an object that could not be deleted.
 pub(crate) async fn create_temporary<K: Object>(
     session: &Session,
     signals: &mut Signals,
-    (prefix, mut object): (&str, K),
+    prefix: &str,
+    mut object: K,
     doing: &str,
     fate: &str,
 ) -> Result<(String, Option<SignalKind>), Error> {

@@ -179,7 +179,7 @@ async fn run_controllers(
         None => return Ok(()),
     };
     synced.set_ready();
-    let orphans = cluster::lifecycle::orphans::run(Arc::clone(&cluster), drain.clone());
+    let orphans = cluster::lifecycle::orphans::collect_orphans(Arc::clone(&cluster), drain.clone());
     let (requeues, requeued) = mpsc::channel(REQUEUES);
     let endpoint_guard = endpoint_guard.run(
         Arc::clone(&cluster.memory),

@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!  observe ─▶ requests ─▶ verdict ─▶ decide ─▶ execute ─▶ report
-//!  reads      what asks   may the    one       writes     status, events,
-//!  a View     for sleep,  spec be    Action    to host    metrics, when to
-//!             wake, end   applied              and NATS   reconcile again
+//!  reads      changes to  may the    one       writes     status, events,
+//!  a View     sleep, wake, spec be    Action    to host    metrics, when to
+//!             or expire   applied              and NATS   reconcile again
 //! ```
 //!
 //! The steps `requests`, `verdict` and `decide` are pure. `execute` calls what the action needs:
@@ -48,7 +48,7 @@ mod verdict;
 pub(crate) use crate::cluster::credentials::retained_stores::find_retained_stores;
 pub use crate::cluster::failover::start_queue::QueueLimits;
 pub(crate) use crate::cluster::ownership::is_of_tenant;
-pub(crate) use crate::cluster::tenant_cluster::konnectivity::are_due as agents_are_due;
+pub(crate) use crate::cluster::tenant_cluster::konnectivity::agents_are_due;
 pub use crate::model::CLUSTER_CONTROLLER as CONTROLLER;
 
 use std::sync::Arc;
@@ -75,21 +75,23 @@ const CONFLICT_REQUEUE: Duration = Duration::from_secs(1);
 
 /// Reconciles one Cluster as far as is possible now, and returns when to reconcile it again.
 pub async fn reconcile(key: ObjectRef<Cluster>, context: Arc<Context>) -> Result<Requeue, ReconcileError> {
-    let began = Instant::now();
+    let started = Instant::now();
     let Some(cluster) = context.host.caches.clusters.get(&key) else {
         return Ok(Requeue::await_change());
     };
     let id = cluster.id();
-    let is_late = id.as_ref().is_some_and(|id| context.memory.took(id) >= SLOW_AFTER);
+    let is_slow = id
+        .as_ref()
+        .is_some_and(|id| context.memory.last_duration(id) >= SLOW_AFTER);
     let tenant = cluster.metadata.namespace.as_deref().unwrap_or_default();
-    let slot = is_late.then(|| context.slow_cluster_slots.enter(tenant));
+    let slot = is_slow.then(|| context.slow_cluster_slots.enter(tenant));
     if matches!(slot, Some(None)) {
         return Ok(Requeue::requeue(jitter::up_to_double(CONFLICT_REQUEUE)));
     }
     // Boxed because the futures are large: they have room for every await below, and hundreds run at
     // once.
     let result = match cluster.metadata.deletion_timestamp.is_some() {
-        true => Box::pin(lifecycle::delete::delete(&context, &cluster)).await,
+        true => Box::pin(lifecycle::delete::delete_cluster(&context, &cluster)).await,
         false => match Box::pin(reconcile_existing(&context, &cluster)).await {
             Ok(requeue) => Ok(requeue),
             Err(Stop::Changed) => Ok(Requeue::requeue(CONFLICT_REQUEUE)),
@@ -97,11 +99,15 @@ pub async fn reconcile(key: ObjectRef<Cluster>, context: Arc<Context>) -> Result
             Err(Stop::Failed(error)) => Err(error),
         },
     };
-    let took = began.elapsed();
+    let duration = started.elapsed();
     if let Some(id) = &id {
-        context.memory.note_if_awake(id, |awake| awake.took = took);
+        context
+            .memory
+            .update_if_running(id, |running| running.last_duration = duration);
     }
-    context.reconciles.reconciled(CLUSTER_CONTROLLER, took.as_secs_f64());
+    context
+        .reconciles
+        .reconciled(CLUSTER_CONTROLLER, duration.as_secs_f64());
     result
 }
 
@@ -127,15 +133,15 @@ pub fn on_error(key: &ObjectRef<Cluster>, error: &ReconcileError, context: &Cont
         "Cluster reconcile failed"
     );
     let cluster = context.host.caches.clusters.get(key);
-    let asked_for = |cluster: &Cluster| (cluster.metadata.generation, SleepState::of(cluster).is_asleep());
-    let known = cluster.and_then(|cluster| Some((cluster.id()?, asked_for(&cluster))));
-    let failures = known.map_or(1, |(id, asked_for)| {
+    let desired = |cluster: &Cluster| (cluster.metadata.generation, SleepState::of(cluster).is_asleep());
+    let known = cluster.and_then(|cluster| Some((cluster.id()?, desired(&cluster))));
+    let failures = known.map_or(1, |(id, desired)| {
         let mut count = 1;
-        context.memory.note(&id, |seen| {
+        context.memory.update(&id, |memory| {
             // Failures with another spec, or in the other run state, do not count for this one.
-            let before = seen.failures.filter(|(known, _)| *known == asked_for);
+            let before = memory.failures.filter(|(known, _)| *known == desired);
             count = before.map_or(0, |(_, count)| count).saturating_add(1);
-            seen.failures = Some((asked_for, count));
+            memory.failures = Some((desired, count));
         });
         count
     });
@@ -147,11 +153,11 @@ pub fn on_error(key: &ObjectRef<Cluster>, error: &ReconcileError, context: &Cont
 /// Publishes the number of Clusters by phase as a metric, until the drain starts.
 pub async fn count_phases(context: Arc<Context>, drain: Drain) {
     while drain.until_started(tokio::time::sleep(COUNT_EVERY)).await.is_some() {
-        count(&context);
+        publish_phase_counts(&context);
     }
 }
 
-fn count(context: &Context) {
+fn publish_phase_counts(context: &Context) {
     let clusters = context.host.caches.clusters.summaries();
     let phases: Vec<_> = clusters.iter().map(|cluster| cluster.phase).collect();
     context.metrics.count_clusters(&phases);

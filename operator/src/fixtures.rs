@@ -122,12 +122,12 @@ pub(crate) fn outcome() -> Outcome {
         nodes: Some(0),
         outlives_node_certificates: false,
         sleep_possible: Some(State::yes(Reason::AsExpected, "Nothing.")),
-        used: None,
+        last_used: None,
         addons: Some(State::yes(Reason::AsExpected, "There.")),
         workers: None,
         lost: false,
         queued: false,
-        leaving: None,
+        takeover: None,
         failure: None,
     }
 }

@@ -1,5 +1,5 @@
 //! Applies the objects of an accepted spec in the order that makes its API available soonest.
-//! Objects that depend on nothing are written at once. The Cluster controller calls [`apply`].
+//! Objects that depend on nothing are written at once. The Cluster controller calls [`apply_accepted`].
 
 mod control_plane;
 
@@ -10,9 +10,9 @@ use yoke_pki::cert_manager::Certificate;
 use yoke_pki::plan::{LeafRole, SLEEPER_LEAF};
 
 use crate::cluster::context::Context;
-use crate::cluster::credentials::distribute::{self, Copied};
+use crate::cluster::credentials::distribute::{self, Copied, CopyRequest};
 use crate::cluster::credentials::persisted;
-use crate::cluster::failover::admission::build_wanted;
+use crate::cluster::failover::admission::build_queue_entry;
 use crate::cluster::ingress_config;
 use crate::cluster::namespace::ensure_namespace;
 use crate::cluster::network_access;
@@ -20,7 +20,7 @@ use crate::cluster::observe::View;
 use crate::cluster::observed::Observed;
 use crate::cluster::outcome::{Outcome, Store};
 use crate::cluster::resources::objects::{self, IngressIntent};
-use crate::cluster::resources::{ApiAccess, Blueprint, secrets};
+use crate::cluster::resources::{ApiAccess, Blueprint, IssuedSummary, secrets};
 use crate::cluster::sleep::ingress_message::{self, record_ingress_opened};
 use crate::cluster::sleep::state::SleepState;
 use crate::cluster::store::streams;
@@ -31,7 +31,7 @@ use crate::model::identity::Identity;
 use crate::nats::Size;
 
 /// Applies an accepted spec as far as is possible now.
-pub(super) async fn apply(
+pub(super) async fn apply_accepted(
     context: &Context,
     view: &View<'_>,
     blueprint: &Blueprint<'_>,
@@ -39,8 +39,8 @@ pub(super) async fn apply(
     let (identity, observed) = (&view.identity, &view.observed);
     let run_state = SleepState::of(&view.cluster);
     let is_asleep = run_state.is_asleep();
-    let wanted = build_wanted(&view.cluster, identity);
-    if !is_begun(context, blueprint) && !context.queues.creations.try_admit(wanted) {
+    let entry = build_queue_entry(&view.cluster, identity);
+    if !is_started(context, blueprint) && !context.queues.creations.try_admit(entry) {
         return Ok(Outcome::queued(observed, run_state));
     }
     let store = apply_prerequisites(context, view, blueprint, is_asleep).await?;
@@ -48,37 +48,25 @@ pub(super) async fn apply(
     let missing_store = (!outcome.store.is_ready()).then_some(outcome.store.state.reason);
     let asleep = outcome.run_state.to_ingress_message(&identity.uid);
     let mut intent = IngressIntent {
-        asleep: ingress_message::update(context, view, missing_store, asleep),
+        asleep: ingress_message::update_message(context, view, missing_store, asleep),
         ..IngressIntent::of(blueprint.spec)
     };
     outcome.ingress_message.clone_from(&intent.asleep);
-    let wanted = distribute::Wanted {
+    let request = CopyRequest {
         plan: &blueprint.accepted.plan,
         intent: &intent,
         needs_api: !is_asleep,
     };
-    let issued = match distribute::distribute(context, identity, &wanted, &mut outcome).await? {
-        Some(Copied { issued, delivered }) => {
-            delivered?;
-            context.queues.creations.finish(&identity.id);
-            Some(issued)
-        }
-        None => {
-            // A caller must reach neither a pod that is being deleted, nor a sleeper in front of an
-            // available API.
-            ingress_config::publish_sleep_state(context, identity, intent.asleep.clone()).await?;
-            None
-        }
-    };
-    control_plane::apply(context, view, blueprint, issued.as_ref(), &mut outcome).await?;
+    let issued = distribute_credentials(context, identity, &request, &mut outcome).await?;
+    control_plane::apply_control_plane(context, view, blueprint, issued.as_ref(), &mut outcome).await?;
     if is_asleep {
-        context.forget_awake(&identity.id);
+        context.forget_running(&identity.id);
     }
     if let Some(access) = issued.and_then(|issued| issued.reach).filter(|_| !is_asleep) {
         open_ingress(context, view, &access, &mut intent, &mut outcome).await?;
         probe::probe_api(context, view, &access, &intent, &mut outcome).await;
-        outcome.addons = addons::ensure(context, view, blueprint, &access.kubelet_ca, &outcome).await;
-        outcome.workers = workers::ensure(context, view, Some(blueprint.accepted.version), &outcome).await;
+        outcome.addons = addons::ensure_addons(context, view, blueprint, &access.kubelet_ca, &outcome).await;
+        outcome.workers = workers::upgrade_workers(context, view, Some(blueprint.accepted.version), &outcome).await;
     }
     Ok(outcome)
 }
@@ -95,16 +83,34 @@ async fn apply_prerequisites(
         replicas: blueprint.accepted.class.store_replicas,
     };
     // Run all of them: a failure of one must not stop another.
-    let (surroundings, certificates, service_account, store) = tokio::join!(
-        apply_surroundings(context, blueprint, &view.observed, is_asleep),
+    let (namespace_objects, certificates, service_account, store) = tokio::join!(
+        apply_namespace_objects(context, blueprint, &view.observed, is_asleep),
         apply_certificates(context, blueprint),
         persisted::ensure_service_account(context, &view.cluster, &view.identity),
-        streams::ensure(context, &view.cluster, &view.identity, size),
+        streams::ensure_store(context, &view.cluster, &view.identity, size),
     );
-    surroundings?;
+    namespace_objects?;
     certificates?;
     service_account?;
     store
+}
+
+/// Copies certificates and credentials. `None` while a certificate is not issued yet.
+async fn distribute_credentials(
+    context: &Context,
+    identity: &Identity,
+    request: &CopyRequest<'_>,
+    outcome: &mut Outcome,
+) -> Result<Option<IssuedSummary>, ReconcileError> {
+    if let Some(Copied { issued, delivered }) = distribute::distribute(context, identity, request, outcome).await? {
+        delivered?;
+        context.queues.creations.finish(&identity.id);
+        return Ok(Some(issued));
+    }
+    // A caller must reach neither a pod that is being deleted, nor a sleeper in front of an
+    // available API.
+    ingress_config::publish_sleep_state(context, identity, request.intent.asleep.clone()).await?;
+    Ok(None)
 }
 
 /// Publishes to the ingress that the API answers, as soon as it does, and not before.
@@ -121,7 +127,7 @@ async fn open_ingress(
     let Some(pod) = view.observed.staying_pod() else {
         return Ok(());
     };
-    if !probe::answers(context, view, access).await {
+    if !probe::wait_for_answer(context, view, access).await {
         return Ok(());
     }
     (intent.asleep, outcome.ingress_message) = (None, None);
@@ -137,7 +143,7 @@ async fn open_ingress(
 }
 
 /// Whether certificates of a Cluster were requested already: a creation that has started continues.
-fn is_begun(context: &Context, blueprint: &Blueprint<'_>) -> bool {
+fn is_started(context: &Context, blueprint: &Blueprint<'_>) -> bool {
     let mut certificates = blueprint.accepted.plan.certificates.iter();
     certificates.any(|certificate| {
         context
@@ -149,7 +155,7 @@ fn is_begun(context: &Context, blueprint: &Blueprint<'_>) -> bool {
 }
 
 /// Applies the control-plane namespace, then the objects in it that depend on nothing else.
-async fn apply_surroundings(
+async fn apply_namespace_objects(
     context: &Context,
     blueprint: &Blueprint<'_>,
     observed: &Observed,
@@ -158,7 +164,7 @@ async fn apply_surroundings(
     ensure_namespace(context, blueprint.identity, blueprint.spec.deletion_policy, observed).await?;
     let files = objects::build_api_server_files(blueprint);
     tokio::try_join!(
-        network_access::apply(context, blueprint.identity, observed, blueprint.open(), is_asleep),
+        network_access::apply_service_and_policy(context, blueprint.identity, observed, blueprint.open(), is_asleep),
         async { Ok(context.applier.apply(&context.host.caches.config_maps, &files).await?) },
     )?;
     Ok(())
@@ -184,7 +190,7 @@ async fn apply_certificates(context: &Context, blueprint: &Blueprint<'_>) -> Res
         (LeafRole::Sleeper, SLEEPER_LEAF),
     ] {
         if plan.leaves.iter().all(|leaf| leaf.role != role) {
-            remove_leaf(context, blueprint.identity, role, copy).await?;
+            remove_certificate(context, blueprint.identity, role, copy).await?;
         }
     }
     Ok(())
@@ -192,15 +198,23 @@ async fn apply_certificates(context: &Context, blueprint: &Blueprint<'_>) -> Res
 
 /// Removes a certificate that is no longer wanted. Its Secrets are deleted after its Certificate,
 /// or cert-manager would issue it again.
-async fn remove_leaf(context: &Context, identity: &Identity, role: LeafRole, copy: &str) -> Result<(), ApplyError> {
+async fn remove_certificate(
+    context: &Context,
+    identity: &Identity,
+    role: LeafRole,
+    copy: &str,
+) -> Result<(), ApplyError> {
     let caches = &context.host.caches;
-    let leaf = role.object_name(&identity.id);
-    if caches.certificates.has(PKI_NAMESPACE, &leaf) {
-        context.applier.delete_at::<Certificate>(PKI_NAMESPACE, &leaf).await?;
+    let certificate = role.object_name(&identity.id);
+    if caches.certificates.has(PKI_NAMESPACE, &certificate) {
+        context
+            .applier
+            .delete_at::<Certificate>(PKI_NAMESPACE, &certificate)
+            .await?;
         return Ok(());
     }
     let hosted = identity.hosted();
-    for (namespace, name) in [(PKI_NAMESPACE, leaf.as_str()), (hosted.as_str(), copy)] {
+    for (namespace, name) in [(PKI_NAMESPACE, certificate.as_str()), (hosted.as_str(), copy)] {
         if caches.secrets.has(namespace, name) {
             context.applier.delete_at::<Secret>(namespace, name).await?;
         }

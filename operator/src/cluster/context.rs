@@ -83,8 +83,8 @@ impl Context {
     }
 
     /// Forgets the observations of a cluster that goes to sleep: the next start makes another pod.
-    pub fn forget_awake(&self, id: &ClusterId) {
-        self.memory.forget_awake(id);
+    pub fn forget_running(&self, id: &ClusterId) {
+        self.memory.forget_running(id);
         self.apis.forget(id);
     }
 }

@@ -15,7 +15,7 @@ use crate::cluster::verdict::Verdict;
 use crate::error::ReconcileError;
 use crate::model::refusal::Refusal;
 
-/// What a reconcile does with a Cluster. A Cluster that is being deleted takes another path
+/// The action of a reconcile on a Cluster. A Cluster that is being deleted takes another path
 /// (`lifecycle::delete`).
 #[derive(Debug)]
 pub(crate) enum Action<'c> {
@@ -36,7 +36,7 @@ pub(crate) enum Action<'c> {
 /// Decides what to do with a Cluster.
 pub(crate) fn decide<'c>(view: &View<'_>, verdict: Verdict<'c>, requests: &[Request]) -> Action<'c> {
     let is_expired = requests.contains(&Request::Expire);
-    plan(
+    plan_action(
         verdict,
         is_expired,
         view.cluster.spec.paused,
@@ -44,14 +44,14 @@ pub(crate) fn decide<'c>(view: &View<'_>, verdict: Verdict<'c>, requests: &[Requ
     )
 }
 
-/// `runs`: whether the Cluster has a control plane.
-fn plan(verdict: Verdict<'_>, is_expired: bool, is_paused: bool, runs: bool) -> Action<'_> {
+/// `has_control_plane`: whether the Cluster has a control plane.
+fn plan_action(verdict: Verdict<'_>, is_expired: bool, is_paused: bool, has_control_plane: bool) -> Action<'_> {
     match verdict {
         _ if is_expired => Action::Expire,
         Verdict::Unknown(error) => Action::Fail(error),
-        Verdict::Refused(refusal) if is_paused && runs => Action::CopyOnly(Err(refusal)),
-        Verdict::Accepted(_) if is_paused && runs => Action::CopyOnly(Ok(())),
-        Verdict::Refused(refusal) if runs => Action::Maintain(refusal),
+        Verdict::Refused(refusal) if is_paused && has_control_plane => Action::CopyOnly(Err(refusal)),
+        Verdict::Accepted(_) if is_paused && has_control_plane => Action::CopyOnly(Ok(())),
+        Verdict::Refused(refusal) if has_control_plane => Action::Maintain(refusal),
         Verdict::Refused(refusal) => Action::Idle(Err(refusal)),
         Verdict::Accepted(_) if is_paused => Action::Idle(Ok(())),
         Verdict::Accepted(accepted) => Action::Apply(accepted),
@@ -89,7 +89,7 @@ mod tests {
             Verdict::Refused(refusal),
             Verdict::Unknown(Arc::new(ReconcileError::Foreign("x".into()))),
         ];
-        for (is_expired, is_paused, runs, expected) in [
+        for (is_expired, is_paused, has_control_plane, expected) in [
             (false, false, false, ["Apply", "Idle(Err", "Fail"]),
             (false, false, true, ["Apply", "Maintain", "Fail"]),
             (false, true, false, ["Idle(Ok", "Idle(Err", "Fail"]),
@@ -102,10 +102,10 @@ mod tests {
                     Verdict::Refused(refusal) => Verdict::Refused(refusal.clone()),
                     Verdict::Unknown(error) => Verdict::Unknown(Arc::clone(error)),
                 };
-                let action = format!("{:?}", plan(verdict, is_expired, is_paused, runs));
+                let action = format!("{:?}", plan_action(verdict, is_expired, is_paused, has_control_plane));
                 assert!(
                     action.starts_with(expected),
-                    "{action}: {is_expired} {is_paused} {runs}"
+                    "{action}: {is_expired} {is_paused} {has_control_plane}"
                 );
             }
         }

@@ -1,4 +1,4 @@
-//! The fifth step of a reconcile: carries out what was decided.
+//! The fifth step of a reconcile: executes the action that was decided.
 
 use yoke_api::ingress::Asleep;
 
@@ -27,14 +27,14 @@ use crate::model::conditions::State;
 use crate::model::control_plane::ControlPlane;
 use crate::model::refusal::Refusal;
 
-/// What a reconcile did.
+/// The result of the action.
 #[derive(Debug)]
 pub(crate) enum Executed {
-    /// It deleted the Cluster.
+    /// The Cluster was deleted.
     Expired,
-    /// It did everything that is possible now.
+    /// Everything that is possible now was done.
     Done(Box<Outcome>),
-    /// It failed.
+    /// The action failed.
     Failed(Failure),
 }
 
@@ -46,20 +46,20 @@ pub(crate) struct Failure {
     pub(crate) accepted: Option<State>,
 }
 
-/// Records the requests, then carries out the action. The view has the Cluster as recorded.
+/// Records the requests, then executes the action. The view has the Cluster as recorded.
 pub(crate) async fn execute(
     context: &Context,
     view: &mut View<'_>,
     requests: &[Request],
     action: Action<'_>,
 ) -> Result<Executed, Stop> {
-    record::record(context, view, requests).await?;
+    record::record_requests(context, view, requests).await?;
     let accepted = status::plan_accepted(action.refusal());
     // Boxed because the futures are large: they have room for every await below, and hundreds run at
     // once.
     let result = match action {
         Action::Expire => {
-            ttl::delete(context, &view.cluster).await?;
+            ttl::delete_expired(context, &view.cluster).await?;
             return Ok(Executed::Expired);
         }
         Action::Fail(error) => {
@@ -69,9 +69,9 @@ pub(crate) async fn execute(
             }));
         }
         Action::Apply(accepted) => Box::pin(apply_spec(context, view, &accepted)).await,
-        Action::Maintain(refusal) => Box::pin(maintain(context, view, refusal)).await,
+        Action::Maintain(refusal) => Box::pin(maintain_refused(context, view, refusal)).await,
         Action::CopyOnly(accepted) => Box::pin(copy_only(context, view, accepted)).await,
-        Action::Idle(accepted) => Box::pin(idle(context, view, accepted)).await,
+        Action::Idle(accepted) => Box::pin(observe_only(context, view, accepted)).await,
     };
     Ok(match result {
         Ok(mut outcome) => {
@@ -93,7 +93,7 @@ async fn apply_spec(context: &Context, view: &View<'_>, accepted: &Accepted<'_>)
         spec: &view.cluster.spec,
         config: view.config,
     };
-    let outcome = apply::apply(context, view, &blueprint).await?;
+    let outcome = apply::apply_accepted(context, view, &blueprint).await?;
     Ok(Outcome {
         version: Some(accepted.version.to_string()),
         heads_for: accepted.heads_for.map(|version| version.to_string()),
@@ -101,10 +101,10 @@ async fn apply_spec(context: &Context, view: &View<'_>, accepted: &Accepted<'_>)
     })
 }
 
-async fn maintain(context: &Context, view: &View<'_>, refusal: Refusal) -> Result<Outcome, ReconcileError> {
+async fn maintain_refused(context: &Context, view: &View<'_>, refusal: Refusal) -> Result<Outcome, ReconcileError> {
     let remaining = stop_changes(context, view, Some(&refusal)).await?;
     let intent = update_intent(context, view, Some(&refusal), remaining);
-    let outcome = maintain::maintain(context, view, intent, present_run_state(view)).await?;
+    let outcome = maintain::maintain(context, view, intent, current_run_state(view)).await?;
     Ok(Outcome {
         accepted: Err(refusal),
         maintained: true,
@@ -120,7 +120,7 @@ async fn copy_only(
     let refusal = accepted.as_ref().err();
     let remaining = stop_changes(context, view, refusal).await?;
     let intent = update_intent(context, view, refusal, remaining);
-    let outcome = maintain::copy(context, view, intent, present_run_state(view)).await?;
+    let outcome = maintain::copy_certificates(context, view, intent, current_run_state(view)).await?;
     Ok(Outcome {
         accepted,
         paused: true,
@@ -128,16 +128,20 @@ async fn copy_only(
     })
 }
 
-async fn idle(context: &Context, view: &View<'_>, accepted: Result<(), Refusal>) -> Result<Outcome, ReconcileError> {
+async fn observe_only(
+    context: &Context,
+    view: &View<'_>,
+    accepted: Result<(), Refusal>,
+) -> Result<Outcome, ReconcileError> {
     stop_changes(context, view, accepted.as_ref().err()).await?;
     Ok(Outcome {
         accepted,
         paused: view.cluster.spec.paused,
-        ..Outcome::observed(&view.observed, present_run_state(view))
+        ..Outcome::observed(&view.observed, current_run_state(view))
     })
 }
 
-/// Ends what changes the control plane of a Cluster whose spec is refused or paused: it keeps its
+/// Stops every change of the control plane of a Cluster whose spec is refused or paused: it keeps its
 /// pod, so no other pod takes over. Returns the host names and sources that it may keep.
 async fn stop_changes(
     context: &Context,
@@ -148,13 +152,13 @@ async fn stop_changes(
         context.reconciles.failed(CLUSTER_CONTROLLER, refusal.reason);
     }
     context.queues.finish(&view.identity.id);
-    takeover::release_ending(context, &view.identity, &view.observed).await;
+    takeover::release_terminating(context, &view.identity, &view.observed).await;
     takeover::ensure_budget(context, &view.identity, false).await?;
     revoke::revoke(context, view, refusal).await
 }
 
 /// The run state of a Cluster whose spec is not applied: what its StatefulSet runs now.
-fn present_run_state(view: &View<'_>) -> SleepState {
+fn current_run_state(view: &View<'_>) -> SleepState {
     match SleepState::of(&view.cluster) {
         _ if !view.observed.is_asleep() => SleepState::Awake,
         SleepState::Awake => SleepState::Unchanged,
@@ -170,7 +174,7 @@ fn update_intent(
     refusal: Option<&Refusal>,
     remaining: Option<Remaining>,
 ) -> IngressIntent {
-    let published = ingress_config::read(context, &view.identity);
+    let published = ingress_config::read_published(context, &view.identity);
     let (names, sources) = match remaining.and_then(|remaining| remaining.ingress_config) {
         Some(remaining) => (remaining.extra_names, remaining.allowed_sources),
         // Without a published configuration, use the sources of the spec: the API must not be open
@@ -184,30 +188,34 @@ fn update_intent(
         ),
     };
     let set = view.observed.stateful_set.as_deref();
-    let wanted = held_message(view, refusal);
+    let wanted = refusal_message(view, refusal);
     IngressIntent {
         names,
         sources,
         konnectivity: set.is_some_and(stateful_set::has_konnectivity),
-        asleep: ingress_message::update(context, view, None, wanted),
+        asleep: ingress_message::update_message(context, view, None, wanted),
     }
 }
 
 /// The ingress message of a sleeping Cluster whose spec is not applied: no client can wake it.
-fn held_message(view: &View<'_>, refusal: Option<&Refusal>) -> Option<Asleep> {
+fn refusal_message(view: &View<'_>, refusal: Option<&Refusal>) -> Option<Asleep> {
     let until = match refusal {
         _ if view.cluster.spec.paused => "while it is paused by spec.paused".to_owned(),
         Some(refusal) => format!("while its spec is refused: {}", refusal.message),
         None => SleepState::ByOwner.until().to_owned(),
     };
-    view.observed.is_asleep().then(|| state::hold(&until))
+    view.observed.is_asleep().then(|| state::no_wake_message(&until))
 }
 
 /// Sets the time of last use, and whether the cluster could go to sleep automatically.
 async fn observe_sleep(context: &Context, view: &View<'_>, outcome: &mut Outcome) {
     let id = &view.identity.id;
     outcome.outlives_node_certificates = state::outlives_node_certificates(&view.cluster);
-    outcome.used = context.memory.awake(id).activity.and_then(|seen| seen.used);
+    outcome.last_used = context
+        .memory
+        .running(id)
+        .activity
+        .and_then(|activity| activity.last_used);
     if matches!(outcome.control_plane, ControlPlane::Running { .. }) && !outcome.paused {
         let age = outcome.inside.is_ok().then_some(BASE_EVERY);
         outcome.sleep_possible = Some(find_possible(context, &view.cluster, id, age).await);

@@ -1,4 +1,4 @@
-//! What the version history in the status of a Cluster says. Pure.
+//! Reads the version history in the status of a Cluster. Pure.
 
 use yoke_api::{Cluster, KubernetesVersion};
 

@@ -12,19 +12,19 @@ use crate::error::ReconcileError;
 use crate::model::identity::Identity;
 
 /// The published ingress configuration, without certificates and keys.
-pub(crate) fn read(context: &Context, identity: &Identity) -> Option<IngressConfig> {
+pub(crate) fn read_published(context: &Context, identity: &Identity) -> Option<IngressConfig> {
     let key = ObjectRef::<ConfigMap>::new(INGRESS_CONFIG_MAP).within(identity.hosted().as_str());
     let map = context.host.caches.config_maps.get(&key)?;
-    read_config(&map)
+    parse_config(&map)
 }
 
-fn read_config(map: &ConfigMap) -> Option<IngressConfig> {
+fn parse_config(map: &ConfigMap) -> Option<IngressConfig> {
     let text = map.data.as_ref()?.get(CONFIG_KEY)?;
     serde_json::from_str(text).ok()
 }
 
 /// Changes the published ingress configuration, which is read from the host API first.
-pub(crate) async fn update(
+pub(crate) async fn update_published(
     context: &Context,
     identity: &Identity,
     change: impl FnOnce(&mut IngressConfig),
@@ -32,7 +32,7 @@ pub(crate) async fn update(
     let api = Api::<ConfigMap>::namespaced(context.host.client.clone(), identity.hosted().as_str());
     let map = api.get_opt(INGRESS_CONFIG_MAP).await;
     let map = map.map_err(ReconcileError::host("the ingress configuration"))?;
-    let Some(mut ingress_config) = map.as_ref().and_then(read_config) else {
+    let Some(mut ingress_config) = map.as_ref().and_then(parse_config) else {
         return Ok(());
     };
     change(&mut ingress_config);
@@ -47,8 +47,8 @@ pub(crate) async fn publish_sleep_state(
     identity: &Identity,
     asleep: Option<Asleep>,
 ) -> Result<(), ReconcileError> {
-    if read(context, identity).is_none_or(|published| published.asleep == asleep) {
+    if read_published(context, identity).is_none_or(|published| published.asleep == asleep) {
         return Ok(());
     }
-    update(context, identity, |ingress_config| ingress_config.asleep = asleep).await
+    update_published(context, identity, |ingress_config| ingress_config.asleep = asleep).await
 }

@@ -10,7 +10,7 @@ use yoke_api::{ClusterId, KubernetesVersion};
 
 use crate::cluster::outcome::Workers;
 use crate::cluster::resources::IssuedSummary;
-use crate::cluster::tenant_cluster::worker_rollout::Asking;
+use crate::cluster::tenant_cluster::worker_rollout::UpgradeRequests;
 use crate::model::conditions::State;
 use crate::model::not_ready::NotReady;
 
@@ -19,7 +19,7 @@ use crate::model::not_ready::NotReady;
 pub struct Memory {
     seen: Mutex<HashMap<ClusterId, ClusterMemory>>,
     /// Observations of running clusters only.
-    awake: Mutex<HashMap<ClusterId, RunningMemory>>,
+    running: Mutex<HashMap<ClusterId, RunningMemory>>,
 }
 
 impl Memory {
@@ -29,49 +29,51 @@ impl Memory {
     }
 
     /// Changes the recorded observations of a cluster.
-    pub fn note(&self, id: &ClusterId, change: impl FnOnce(&mut ClusterMemory)) {
+    pub fn update(&self, id: &ClusterId, change: impl FnOnce(&mut ClusterMemory)) {
         change(lock(&self.seen).entry(id.clone()).or_default());
     }
 
     /// Returns the last observations of a running cluster.
-    pub fn awake(&self, id: &ClusterId) -> RunningMemory {
-        lock(&self.awake).get(id).cloned().unwrap_or_default()
+    pub fn running(&self, id: &ClusterId) -> RunningMemory {
+        lock(&self.running).get(id).cloned().unwrap_or_default()
     }
 
     /// Returns the duration of a running cluster's last reconciliation.
-    pub fn took(&self, id: &ClusterId) -> Duration {
-        lock(&self.awake).get(id).map_or(Duration::ZERO, |awake| awake.took)
+    pub fn last_duration(&self, id: &ClusterId) -> Duration {
+        lock(&self.running)
+            .get(id)
+            .map_or(Duration::ZERO, |running| running.last_duration)
     }
 
     /// Changes the recorded observations of a running cluster, and adds an entry if there is none.
-    pub fn note_awake(&self, id: &ClusterId, change: impl FnOnce(&mut RunningMemory)) {
-        change(lock(&self.awake).entry(id.clone()).or_default());
+    pub fn update_running(&self, id: &ClusterId, change: impl FnOnce(&mut RunningMemory)) {
+        change(lock(&self.running).entry(id.clone()).or_default());
     }
 
     /// Changes the recorded observations of a running cluster only if there is an entry: it may be
     /// removed by now.
-    pub fn note_if_awake(&self, id: &ClusterId, change: impl FnOnce(&mut RunningMemory)) {
-        if let Some(awake) = lock(&self.awake).get_mut(id) {
-            change(awake);
+    pub fn update_if_running(&self, id: &ClusterId, change: impl FnOnce(&mut RunningMemory)) {
+        if let Some(running) = lock(&self.running).get_mut(id) {
+            change(running);
         }
     }
 
     /// Returns whether anything is recorded of a cluster.
     pub fn has(&self, id: &ClusterId) -> bool {
-        lock(&self.seen).contains_key(id) || lock(&self.awake).contains_key(id)
+        lock(&self.seen).contains_key(id) || lock(&self.running).contains_key(id)
     }
 
     /// Forgets a cluster.
     pub fn forget(&self, id: &ClusterId) {
         lock(&self.seen).remove(id);
-        lock(&self.awake).remove(id);
+        lock(&self.running).remove(id);
     }
 
     /// Forgets the observations of a cluster that goes to sleep: the next start makes another pod.
-    pub fn forget_awake(&self, id: &ClusterId) {
-        lock(&self.awake).remove(id);
-        if let Some((_, gist)) = lock(&self.seen).get_mut(id).and_then(|seen| seen.copied.as_mut()) {
-            gist.reach = None;
+    pub fn forget_running(&self, id: &ClusterId) {
+        lock(&self.running).remove(id);
+        if let Some((_, issued)) = lock(&self.seen).get_mut(id).and_then(|seen| seen.copied.as_mut()) {
+            issued.reach = None;
         }
     }
 
@@ -95,7 +97,7 @@ pub struct ClusterMemory {
     /// either starts the count again.
     pub failures: Option<((Option<i64>, bool), u32)>,
     /// When the cluster was last requested to sleep, until the watch delivers that status.
-    pub slept: Option<Time>,
+    pub sleep_requested: Option<Time>,
     /// Ordinal of the pod that serves, after a takeover.
     pub first: i32,
     /// UIDs of pods that were notified that no other pod takes over from them.
@@ -116,7 +118,7 @@ pub struct RunningMemory {
     pub nodes: Option<(Option<i32>, Instant)>,
     /// When the API was first probed, and whether it has answered since through the endpoint that
     /// kubeconfigs use.
-    pub asked: Option<(Instant, bool)>,
+    pub first_probed: Option<(Instant, bool)>,
     /// Last state of the add-ons.
     pub addons: AddonsSeen,
     /// Last observation of the workers.
@@ -132,10 +134,10 @@ pub struct RunningMemory {
     /// Last observed activity.
     pub activity: Option<ActivitySeen>,
     /// Duration of the last reconciliation.
-    pub took: Duration,
+    pub last_duration: Duration,
     /// Probes in a row that failed only after a long time, when the next probe is due, and the last
     /// result.
-    pub slow: Option<(u32, Instant, ProbeResult)>,
+    pub probe_backoff: Option<(u32, Instant, ProbeResult)>,
 }
 
 /// Result of a probe of a cluster's API.
@@ -156,7 +158,7 @@ pub struct WorkersSeen {
     /// When the next check is due.
     pub(crate) due: Option<Instant>,
     /// Current requests to the workers.
-    pub(crate) asking: Asking,
+    pub(crate) requests: UpgradeRequests,
     /// Last state of the workers.
     pub(crate) last_seen: Option<Workers>,
 }
@@ -167,9 +169,9 @@ pub struct ObstacleSeen {
     /// Name of the obstacle, `Some(None)` if there is none, `None` if the probe failed.
     pub found: Option<Option<String>>,
     /// When the probe ended.
-    pub at: Instant,
+    pub ended: Instant,
     /// Minimum time until the next probe.
-    pub rest: Duration,
+    pub pause: Duration,
 }
 
 /// Last observed activity of a cluster.
@@ -180,7 +182,7 @@ pub struct ActivitySeen {
     /// When the next query is due.
     pub due: Instant,
     /// When the cluster was last used.
-    pub used: Option<Timestamp>,
+    pub last_used: Option<Timestamp>,
 }
 
 /// Last state of the add-ons of one cluster.

@@ -31,7 +31,7 @@ pub struct ClusterMetrics {
     clusters: Family<PhaseLabel, Gauge>,
     ready_seconds: Histogram,
     wake_seconds: Histogram,
-    orphans_held: Gauge,
+    retained_orphans: Gauge,
 }
 
 impl ClusterMetrics {
@@ -41,7 +41,7 @@ impl ClusterMetrics {
             clusters: Family::default(),
             ready_seconds: Histogram::new([2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0]),
             wake_seconds: Histogram::new([1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 30.0, 60.0]),
-            orphans_held: Gauge::default(),
+            retained_orphans: Gauge::default(),
         };
         metrics.register(|registry| {
             registry.register("clusters", "Clusters by phase", own.clusters.clone());
@@ -58,24 +58,24 @@ impl ClusterMetrics {
             registry.register(
                 "orphans_held",
                 "Orphaned identities that are not collected because there are too many at once",
-                own.orphans_held.clone(),
+                own.retained_orphans.clone(),
             );
         });
         own
     }
 
     /// Sets the number of orphans that are not collected.
-    pub fn hold_orphans(&self, count: usize) {
-        self.orphans_held.set(i64::try_from(count).unwrap_or(i64::MAX));
+    pub fn set_retained_orphans(&self, count: usize) {
+        self.retained_orphans.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
     /// Observes the time until a Cluster was Ready for the first time.
-    pub fn became_ready(&self, seconds: f64) {
+    pub fn observe_first_ready(&self, seconds: f64) {
         self.ready_seconds.observe(seconds);
     }
 
     /// Observes the time from a wake request until the Cluster was Ready.
-    pub fn woke(&self, seconds: f64) {
+    pub fn observe_wake(&self, seconds: f64) {
         self.wake_seconds.observe(seconds);
     }
 

@@ -23,7 +23,12 @@ pub(crate) async fn ensure_namespace(
     if let Some(namespace) = observed.namespace.as_deref()
         && namespace.metadata.deletion_timestamp.is_none()
         && is_annotated(namespace, &wanted)
-        && namespace.metadata.labels == wanted.metadata.labels.clone().map(|labels| with_name(labels, identity))
+        && namespace.metadata.labels
+            == wanted
+                .metadata
+                .labels
+                .clone()
+                .map(|labels| with_name_label(labels, identity))
     {
         return Ok(());
     }
@@ -59,7 +64,7 @@ pub(crate) fn is_annotated(namespace: &Namespace, wanted: &Namespace) -> bool {
 }
 
 /// The API server labels every namespace with its own name.
-pub(crate) fn with_name(
+pub(crate) fn with_name_label(
     mut labels: std::collections::BTreeMap<String, String>,
     identity: &Identity,
 ) -> std::collections::BTreeMap<String, String> {

@@ -28,20 +28,20 @@ use crate::model::control_plane::{self, NAME};
 use crate::model::identity::Identity;
 
 /// Applies the Service, and applies or deletes the NetworkPolicy.
-pub(super) async fn apply(
+pub(super) async fn apply_service_and_policy(
     context: &Context,
     identity: &Identity,
     observed: &Observed,
-    open: AllowedPeers,
+    peers: AllowedPeers,
     is_asleep: bool,
 ) -> Result<(), ReconcileError> {
-    let is_restricted = !is_asleep || may_run(context, identity, observed).await?;
-    let first = takeover::find_first(context, identity, observed.stateful_set.as_deref());
-    let service = objects::build_service(identity, open.konnectivity, first);
+    let needs_policy = !is_asleep || may_have_pods(context, identity, observed).await?;
+    let first = takeover::find_serving_ordinal(context, identity, observed.stateful_set.as_deref());
+    let service = objects::build_service(identity, peers.konnectivity, first);
     let policy = async {
-        match is_restricted {
-            true => restrict(context, identity, open).await,
-            false => lift(context, identity).await,
+        match needs_policy {
+            true => apply_policy(context, identity, peers).await,
+            false => delete_policy(context, identity).await,
         }
     };
     tokio::try_join!(context.applier.apply(&context.host.caches.services, &service), policy)?;
@@ -49,12 +49,14 @@ pub(super) async fn apply(
 }
 
 /// Applies the NetworkPolicy.
-async fn restrict(context: &Context, identity: &Identity, open: AllowedPeers) -> Result<(), ApplyError> {
-    let policy = network_policy::build_network_policy(identity, &context.host.config, open);
+async fn apply_policy(context: &Context, identity: &Identity, peers: AllowedPeers) -> Result<(), ApplyError> {
+    let policy = network_policy::build_network_policy(identity, &context.host.config, peers);
     // The watch may not have reported yet that it was deleted.
     if context.memory.seen(&identity.id).is_unrestricted {
         context.applier.apply(&NotCached, &policy).await?;
-        context.memory.note(&identity.id, |seen| seen.is_unrestricted = false);
+        context
+            .memory
+            .update(&identity.id, |memory| memory.is_unrestricted = false);
         return Ok(());
     }
     let known = &context.host.caches.network_policies;
@@ -62,12 +64,14 @@ async fn restrict(context: &Context, identity: &Identity, open: AllowedPeers) ->
 }
 
 /// Deletes the NetworkPolicy.
-async fn lift(context: &Context, identity: &Identity) -> Result<(), ApplyError> {
+async fn delete_policy(context: &Context, identity: &Identity) -> Result<(), ApplyError> {
     if has_policy(context, identity) {
-        context.memory.note(&identity.id, |seen| seen.is_unrestricted = true);
+        context
+            .memory
+            .update(&identity.id, |memory| memory.is_unrestricted = true);
         let hosted = identity.hosted();
-        let clusters = &context.applier;
-        clusters
+        context
+            .applier
             .delete_at::<NetworkPolicy>(hosted.as_str(), network_policy::NAME)
             .await?;
     }
@@ -80,7 +84,7 @@ fn has_policy(context: &Context, identity: &Identity) -> bool {
 }
 
 /// Whether a pod exists, or may still be created for an earlier spec of the StatefulSet.
-async fn may_run(context: &Context, identity: &Identity, observed: &Observed) -> Result<bool, ReconcileError> {
+async fn may_have_pods(context: &Context, identity: &Identity, observed: &Observed) -> Result<bool, ReconcileError> {
     if observed.stateful_set.is_some() && !observed.is_asleep() || !observed.pods.is_empty() {
         return Ok(true);
     }
@@ -97,8 +101,8 @@ async fn may_run(context: &Context, identity: &Identity, observed: &Observed) ->
         return Ok(true);
     }
     let pods = Api::<Pod>::namespaced(context.host.client.clone(), hosted.as_str());
-    let ours = ListParams::default().labels(&format!("{}={}", labels::ID, identity.id));
-    let found = pods.list_metadata(&ours.limit(1)).await;
+    let of_cluster = ListParams::default().labels(&format!("{}={}", labels::ID, identity.id));
+    let found = pods.list_metadata(&of_cluster.limit(1)).await;
     let found = found.map_err(ReconcileError::host("the control plane's pods"))?;
     Ok(!found.items.is_empty())
 }
@@ -114,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stateful_set_has_stopped_when_its_controller_knows_it() {
+    fn stateful_set_has_stopped_once_its_controller_has_seen_it() {
         for (rule, replicas, generation, seen, expected) in [
             ("stopped", 0, 2, Some(2), true),
             ("not seen yet", 0, 2, Some(1), false),

@@ -84,17 +84,17 @@ pub(super) fn api(context: &Context, cluster: &Cluster) -> Api<Lenient<Cluster>>
 
 /// Sets identity, label and finalizer if they are missing. `None`: the object is gone.
 pub(super) async fn ensure_identity(context: &Context, cluster: &Cluster) -> Result<Option<Cluster>, ReconcileError> {
-    if is_identified(cluster) {
+    if has_identity(cluster) {
         return Ok(Some(cluster.clone()));
     }
     // The watch may lag behind an identity that was just set.
-    let Some(found) = find(context, cluster).await? else {
+    let Some(found) = read_current(context, cluster).await? else {
         return Ok(None);
     };
-    if found.metadata.deletion_timestamp.is_some() || is_identified(&found) {
+    if found.metadata.deletion_timestamp.is_some() || has_identity(&found) {
         return Ok(Some(found).filter(|found| found.metadata.deletion_timestamp.is_none()));
     }
-    let id = found.id().unwrap_or_else(|| draw(context));
+    let id = found.id().unwrap_or_else(|| generate_id(context));
     write_identity(context, &found, &id).await
 }
 
@@ -107,18 +107,18 @@ pub(super) async fn overlay_pending_sleep(
     let Some(id) = cluster.id() else {
         return Ok(Some(cluster));
     };
-    let Some(slept) = context.memory.seen(&id).slept else {
+    let Some(requested) = context.memory.seen(&id).sleep_requested else {
         return Ok(Some(cluster));
     };
-    let has_it = |cluster: &Cluster| state::slept(cluster).is_some_and(|known| known.0 >= slept.0);
-    if has_it(&cluster) {
-        context.memory.note(&id, |seen| seen.slept = None);
+    let has_request = |cluster: &Cluster| state::sleep_requested(cluster).is_some_and(|known| known.0 >= requested.0);
+    if has_request(&cluster) {
+        context.memory.update(&id, |memory| memory.sleep_requested = None);
         return Ok(Some(cluster));
     }
-    let found = find(context, &cluster).await?;
-    if !found.as_ref().is_some_and(has_it) {
+    let found = read_current(context, &cluster).await?;
+    if !found.as_ref().is_some_and(has_request) {
         // The request was withdrawn, or never written.
-        context.memory.note(&id, |seen| seen.slept = None);
+        context.memory.update(&id, |memory| memory.sleep_requested = None);
     }
     Ok(found)
 }
@@ -132,7 +132,7 @@ pub(super) async fn consume_sleep_annotation(
     cluster: &Cluster,
 ) -> Result<Option<Cluster>, ReconcileError> {
     // The watch may lag behind an annotation that was just removed.
-    let Some(found) = find(context, cluster).await? else {
+    let Some(found) = read_current(context, cluster).await? else {
         return Ok(None);
     };
     let Some(command) = state::parse_sleep_annotation(&found) else {
@@ -162,13 +162,13 @@ pub(super) async fn consume_sleep_annotation(
 
 /// Records a command of the operator's own policies in the status, unless the Cluster was changed
 /// in the meantime; then the time up to which schedules are done. `None`: the object is gone.
-pub(super) async fn record_request(
+pub(super) async fn record_policy_request(
     context: &Context,
     cluster: &Cluster,
     command: Option<SleepCommand>,
     scheduled: Option<Timestamp>,
 ) -> Result<Option<Cluster>, ReconcileError> {
-    let Some(mut found) = find(context, cluster).await? else {
+    let Some(mut found) = read_current(context, cluster).await? else {
         return Ok(None);
     };
     let is_same =
@@ -197,7 +197,7 @@ pub(super) async fn record_request(
 }
 
 /// Reads the current Cluster from the host API; `None` if the object is gone.
-async fn find(context: &Context, cluster: &Cluster) -> Result<Option<Cluster>, ReconcileError> {
+async fn read_current(context: &Context, cluster: &Cluster) -> Result<Option<Cluster>, ReconcileError> {
     let found = api(context, cluster).get_opt(&cluster.name_any()).await;
     let found = found.and_then(|found| found.map(Lenient::into_object).transpose());
     let found = found.map_err(ReconcileError::host("a Cluster"))?;
@@ -210,22 +210,22 @@ async fn record_sleep_command(
     command: SleepCommand,
 ) -> Result<Option<Cluster>, ReconcileError> {
     let before = found.status.as_ref().and_then(|status| status.activity.as_ref());
-    let asked = state::plan_sleep_requested(before, command, Timestamp::now());
-    request_sleep(context, found, asked).await
+    let request = state::plan_sleep_requested(before, command, Timestamp::now());
+    request_sleep(context, found, request).await
 }
 
 /// Removes the finalizer, so that the object is deleted.
-pub(super) async fn release(context: &Context, cluster: &Cluster) -> Result<(), ReconcileError> {
+pub(super) async fn remove_finalizer(context: &Context, cluster: &Cluster) -> Result<(), ReconcileError> {
     context.applier.release(&api(context, cluster), cluster).await?;
     Ok(())
 }
 
-fn is_identified(cluster: &Cluster) -> bool {
+fn has_identity(cluster: &Cluster) -> bool {
     let label = cluster.labels().get(labels::ID);
     cluster.spec.id.is_some() && label == cluster.spec.id.as_ref() && is_held(cluster)
 }
 
-fn draw(context: &Context) -> ClusterId {
+fn generate_id(context: &Context) -> ClusterId {
     loop {
         let id = ClusterId::random();
         if !context.host.caches.clusters.is_claimed(id.as_str()) {
@@ -261,8 +261,8 @@ async fn write_identity(
     }
 }
 
-/// Writes a status unless it equals the present one. Returns whether it wrote.
-pub(super) async fn write(
+/// Writes a status unless it equals the current one. Returns whether it wrote.
+pub(super) async fn write_status(
     context: &Context,
     cluster: &Cluster,
     status: &ClusterStatus,
@@ -295,11 +295,13 @@ pub(super) async fn write(
 pub(super) async fn request_sleep(
     context: &Context,
     cluster: &Cluster,
-    asked: Option<(Time, SleepReason)>,
+    request: Option<(Time, SleepReason)>,
 ) -> Result<Option<Cluster>, ReconcileError> {
-    let (time, reason) = asked.unzip();
+    let (time, reason) = request.unzip();
     if let Some(id) = cluster.id() {
-        context.memory.note(&id, |seen| seen.slept.clone_from(&time));
+        context
+            .memory
+            .update(&id, |memory| memory.sleep_requested.clone_from(&time));
     }
     let status = ClusterStatus {
         activity: Some(ActivityStatus {

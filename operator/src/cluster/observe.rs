@@ -43,15 +43,15 @@ pub(crate) struct View<'c> {
     pub(crate) observed: Observed,
     /// Remaining lifetime by `spec.ttl`; `None` without a limit.
     pub(crate) lifetime: Option<Duration>,
-    /// What may send the Cluster to sleep.
+    /// Inputs that may send the Cluster to sleep.
     pub(crate) sleep: SleepInputs,
     /// The CA that limits the extra host names; `None` for a Cluster without any, as most are.
-    pub(crate) authority: Result<Option<ParsedCertificate>, Arc<ReconcileError>>,
+    pub(crate) ca: Result<Option<ParsedCertificate>, Arc<ReconcileError>>,
     tenant: Option<Arc<Tenant>>,
     namespace_is_tenants: bool,
     tenants: Vec<Arc<Tenant>>,
     /// Clusters that may conflict with this one.
-    neighbours: Vec<Arc<ClusterSummary>>,
+    conflict_candidates: Vec<Arc<ClusterSummary>>,
     reserved: ByIdentity,
 }
 
@@ -61,13 +61,13 @@ pub(crate) async fn observe<'c>(context: &'c Context, cluster: Cluster, now: Tim
     let cluster = object::overlay_pending_sleep(context, cluster).await?;
     let cluster = cluster.ok_or(Stop::Changed)?;
     let identity = Identity::of(&cluster, &config.base_domain).ok_or(Stop::Unnamed)?;
-    let lifetime = crate::cluster::lifecycle::ttl::find_remaining(&host.client, &cluster, now).await?;
-    let observed = observed::find_for(&host.caches, &cluster, &identity);
+    let lifetime = crate::cluster::lifecycle::ttl::find_remaining_lifetime(&host.client, &cluster, now).await?;
+    let observed = observed::find_for_cluster(&host.caches, &cluster, &identity);
     let sleep = match lifetime.is_some_and(|lifetime| lifetime.is_zero()) {
         true => SleepInputs::default(),
-        false => inputs::observe(context, &cluster, &identity, &observed, now).await,
+        false => inputs::read_sleep_inputs(context, &cluster, &identity, &observed, now).await,
     };
-    let authority = match cluster.spec.endpoint.extra_sans.is_empty() {
+    let ca = match cluster.spec.endpoint.extra_sans.is_empty() {
         true => Ok(None),
         false => certificate_authority::find_authority(&host.client, &identity.id, AuthorityRole::Cluster).await,
     };
@@ -80,15 +80,15 @@ pub(crate) async fn observe<'c>(context: &'c Context, cluster: Cluster, now: Tim
     };
     Ok(View {
         config,
-        neighbours: caches.clusters.summaries_in_conflict(&cluster),
+        conflict_candidates: caches.clusters.summaries_in_conflict(&cluster),
         tenants: caches.tenants.state(),
         reserved: caches.reserved.of(&identity.tenant),
-        cluster: konnectivity::decide(caches, cluster, &observed),
+        cluster: konnectivity::resolve_konnectivity(caches, cluster, &observed),
         identity,
         observed,
         lifetime,
         sleep,
-        authority: authority.map_err(Arc::new),
+        ca: ca.map_err(Arc::new),
         tenant,
         namespace_is_tenants,
     })
@@ -102,7 +102,7 @@ impl<'c> View<'c> {
             tenant: self.tenant.as_deref(),
             namespace_is_tenants: self.namespace_is_tenants,
             tenants: &self.tenants,
-            clusters: &self.neighbours,
+            clusters: &self.conflict_candidates,
             reserved: ByIdentity::clone(&self.reserved),
             running: running_version(&self.cluster),
             answered: answered_version(&self.cluster),

@@ -10,7 +10,7 @@ use yoke_api::labels;
 use yoke_api::names::PKI_NAMESPACE;
 use yoke_api::{Cluster, ConditionType};
 
-use crate::cluster::ownership::{is_foreign, is_of};
+use crate::cluster::ownership::{is_foreign, is_owned_secret};
 use crate::host_api::cache::Caches;
 use crate::model::conditions;
 use crate::model::control_plane::{self, NAME};
@@ -31,30 +31,30 @@ pub(crate) struct Observed {
     /// Whether a namespace or a store with this identity exists and belongs to another owner.
     pub(crate) is_foreign: bool,
     /// Whether the Cluster was Ready, and the kubelet still reports its pod as ready.
-    pub(crate) is_trusted: bool,
+    pub(crate) is_still_ready: bool,
 }
 
 /// Finds the objects of a Cluster.
-pub(crate) fn find_for(caches: &Caches, cluster: &Cluster, identity: &Identity) -> Observed {
-    let mut observed = find(caches, identity);
-    observed.is_trusted =
-        observed.answers().is_ok() && conditions::status_of(cluster, ConditionType::Ready) == Some("True");
+pub(crate) fn find_for_cluster(caches: &Caches, cluster: &Cluster, identity: &Identity) -> Observed {
+    let mut observed = find_by_identity(caches, identity);
+    observed.is_still_ready =
+        observed.readiness().is_ok() && conditions::status_of(cluster, ConditionType::Ready) == Some("True");
     observed
 }
 
 /// Finds the objects of an identity, whether or not a Cluster has it.
-pub(crate) fn find(caches: &Caches, identity: &Identity) -> Observed {
+pub(crate) fn find_by_identity(caches: &Caches, identity: &Identity) -> Observed {
     let hosted = identity.hosted().to_string();
     let id = identity.id.as_str();
     let namespace = caches.namespaces.get(&ObjectRef::new(&hosted));
     let store = ObjectRef::<Secret>::new(&identity.store_secret()).within(PKI_NAMESPACE);
     let store = caches.secrets.get(&store);
     Observed {
-        is_trusted: false,
+        is_still_ready: false,
         is_foreign: namespace
             .as_deref()
             .is_some_and(|namespace| is_foreign(namespace, identity, || caches.clusters.summaries()))
-            || store.is_some_and(|store| !is_of(&store, identity)),
+            || store.is_some_and(|store| !is_owned_secret(&store, identity)),
         namespace,
         stateful_set: caches.stateful_sets.get(&ObjectRef::new(NAME).within(&hosted)),
         pods: caches.pods.state_filter(|pod| {
@@ -74,7 +74,7 @@ pub(crate) fn find(caches: &Caches, identity: &Identity) -> Observed {
 impl Observed {
     /// Whether the API answers, by the kubelet's status of the serving pod. A standby pod does not
     /// count.
-    pub(crate) fn answers(&self) -> Result<(), NotReady> {
+    pub(crate) fn readiness(&self) -> Result<(), NotReady> {
         let mut serving = control_plane::serving(self.stateful_set.as_deref(), &self.pods);
         match serving.any(control_plane::has_ready_api) {
             true => Ok(()),
@@ -83,7 +83,7 @@ impl Observed {
     }
 
     /// Whether every container of the serving pod is ready.
-    pub(crate) fn is_whole(&self) -> bool {
+    pub(crate) fn is_fully_ready(&self) -> bool {
         control_plane::serving(self.stateful_set.as_deref(), &self.pods).any(control_plane::is_ready)
     }
 
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_stands_by_does_not_answer() {
+    fn readiness_is_that_of_the_serving_pod() {
         let pod = |number: i32, ready: &str| {
             let pod = serde_json::json!({"metadata": {"name": crate::model::control_plane::pod_name(number)},
                 "status": {"conditions": [{"type": "Ready", "status": ready}]}});
@@ -130,16 +130,16 @@ mod tests {
             Some(Arc::new(serde_json::from_value::<StatefulSet>(set).unwrap()))
         };
         for (rule, first, pods, expected) in [
-            ("none is there", 3, vec![], false),
-            ("the one that serves", 3, vec![pod(3, "True"), pod(4, "False")], true),
+            ("no pod", 3, vec![], false),
+            ("serving pod is ready", 3, vec![pod(3, "True"), pod(4, "False")], true),
             (
-                "the one that stands by",
+                "only the standby pod is ready",
                 3,
                 vec![pod(3, "False"), pod(4, "True")],
                 false,
             ),
             (
-                "the one that has taken over",
+                "pod that has taken over is ready",
                 4,
                 vec![pod(3, "False"), pod(4, "True")],
                 true,
@@ -151,9 +151,9 @@ mod tests {
                 pods,
                 service: None,
                 is_foreign: false,
-                is_trusted: false,
+                is_still_ready: false,
             };
-            assert_eq!(observed.answers().is_ok(), expected, "{rule}");
+            assert_eq!(observed.readiness().is_ok(), expected, "{rule}");
         }
     }
 }

@@ -22,7 +22,7 @@ pub struct Outcome {
     pub paused: bool,
     /// Whether the spec was refused, and the control plane of an earlier spec is maintained.
     pub maintained: bool,
-    /// The desired run state; for a spec that is not applied, the present run state.
+    /// The desired run state; for a spec that is not applied, the current run state.
     pub run_state: SleepState,
     /// The ingress message for callers while no API is available.
     pub ingress_message: Option<Asleep>,
@@ -54,7 +54,7 @@ pub struct Outcome {
     /// Whether an awake cluster could go to sleep automatically.
     pub sleep_possible: Option<State>,
     /// When a client last used its API, if the store reported it.
-    pub used: Option<Timestamp>,
+    pub last_used: Option<Timestamp>,
     /// State of its add-ons, once they were checked.
     pub addons: Option<State>,
     /// State of its workers, once they were checked.
@@ -64,7 +64,7 @@ pub struct Outcome {
     /// Whether it waits in the queue to be created or started.
     pub queued: bool,
     /// State of the planned takeover, if its node is about to leave.
-    pub leaving: Option<drain::State>,
+    pub takeover: Option<drain::State>,
     /// Text of an unexpected failure.
     pub failure: Option<String>,
 }
@@ -86,19 +86,19 @@ impl Outcome {
             certificates: unknown(),
             ca_not_after: None,
             control_plane: control_plane::plan_control_plane(observed.stateful_set.as_deref(), &observed.pods),
-            inside: observed.answers(),
-            outside: observed.answers(),
+            inside: observed.readiness(),
+            outside: observed.readiness(),
             assumed_ready: false,
             published: false,
             nodes: None,
             outlives_node_certificates: false,
             sleep_possible: None,
-            used: None,
+            last_used: None,
             addons: None,
             workers: None,
             lost: false,
             queued: false,
-            leaving: None,
+            takeover: None,
             failure: None,
         }
     }
@@ -143,7 +143,7 @@ impl Outcome {
 
     /// Whether a planned takeover failed: no other pod became ready in time.
     pub const fn takeover_failed(&self) -> bool {
-        matches!(self.leaving, Some(drain::State::Failed(_)))
+        matches!(self.takeover, Some(drain::State::Failed(_)))
     }
 
     /// Whether a part of the control plane fails while its API answers.
@@ -164,7 +164,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// A store of which only the state is known.
+    /// A store with a known state, and nothing else known.
     pub(crate) const fn of(state: State) -> Self {
         Self {
             state,

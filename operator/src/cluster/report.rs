@@ -26,77 +26,82 @@ use crate::model::conditions::{self, State};
 pub(crate) async fn report(context: &Context, view: &View<'_>, executed: Executed) -> Result<Requeue, ReconcileError> {
     match executed {
         // The concurrent write may have been a status update, which triggers no reconcile.
-        Executed::Expired => Ok(Requeue::requeue(ttl::AGAIN)),
+        Executed::Expired => Ok(Requeue::requeue(ttl::DELETION_REQUEUE)),
         Executed::Failed(failure) => {
             report_failure(context, view, &failure).await;
             Err(failure.error)
         }
         Executed::Done(outcome) => {
-            write_status(context, view, &outcome).await?;
-            Ok(Requeue::requeue(find_pause(context, view, &outcome)))
+            publish_outcome(context, view, &outcome).await?;
+            Ok(Requeue::requeue(find_requeue_delay(context, view, &outcome)))
         }
     }
 }
 
-/// Time until the next reconcile: the shortest of all that something asks for.
-fn find_pause(context: &Context, view: &View<'_>, outcome: &Outcome) -> Duration {
+/// Time until the next reconcile: the shortest of all delays that apply.
+fn find_requeue_delay(context: &Context, view: &View<'_>, outcome: &Outcome) -> Duration {
     let (cluster, now) = (&view.cluster, Timestamp::now());
-    let storeless = conditions::find_lacking(cluster, ConditionType::StoreReady);
-    let pause = requeue::requeue_after(outcome, storeless, now)
-        .min(inputs::find_pause(context, &view.identity))
-        .min(addons::find_pause(context, &view.identity));
+    let store_missing_since = conditions::find_lacking(cluster, ConditionType::StoreReady);
+    let delay = requeue::requeue_after(outcome, store_missing_since, now)
+        .min(inputs::until_next_query(context, &view.identity))
+        .min(addons::until_next_check(context, &view.identity));
     let due = [
         state::late_after(outcome.ingress_message.as_ref(), now),
         view.lifetime,
-        schedule::plan_remaining(cluster, now),
+        schedule::plan_until_due(cluster, now),
         state::plan_renewal(cluster, now),
     ];
     due.into_iter()
         .flatten()
-        .fold(jitter::spread_requeue(pause), Duration::min)
+        .fold(jitter::spread_requeue(delay), Duration::min)
 }
 
 /// Writes the status that follows from an outcome, and publishes the events.
-async fn write_status(context: &Context, view: &View<'_>, outcome: &Outcome) -> Result<(), ReconcileError> {
+async fn publish_outcome(context: &Context, view: &View<'_>, outcome: &Outcome) -> Result<(), ReconcileError> {
     let (cluster, id) = (&view.cluster, &view.identity.id);
     let before = cluster.status.clone().unwrap_or_default();
     let (status, states) = status::plan_status(cluster, &view.identity, view.config, outcome, Timestamp::now());
-    context.memory.note(id, |seen| seen.failures = None);
-    if !object::write(context, cluster, &status).await? {
+    context.memory.update(id, |memory| memory.failures = None);
+    if !object::write_status(context, cluster, &status).await? {
         return Ok(());
     }
-    let reported = list_reported(&before, outcome);
-    let notices = conditions::build_notices(&states, &before.conditions, &reported, "Reconcile");
+    let event_types = list_event_types(&before, outcome);
+    let notices = conditions::build_notices(&states, &before.conditions, &event_types, "Reconcile");
     context.host.events.publish(cluster, &notices).await;
     if let Some(woken) = state::plan_woken(&status) {
         object::request_sleep(context, cluster, None).await?;
         let seconds = Timestamp::now().duration_since(woken).as_secs_f64();
-        context.metrics.woke(seconds);
+        context.metrics.observe_wake(seconds);
         tracing::info!(controller = CLUSTER_CONTROLLER, cluster = %id, seconds, "cluster is awake");
     }
-    if let Some(seconds) = find_first_ready(cluster, &before, &status, Timestamp::now()) {
-        context.metrics.became_ready(seconds);
+    if let Some(seconds) = first_ready_seconds(cluster, &before, &status, Timestamp::now()) {
+        context.metrics.observe_first_ready(seconds);
         tracing::info!(controller = CLUSTER_CONTROLLER, cluster = %id, seconds, "cluster is ready for the first time");
     }
     Ok(())
 }
 
 /// The condition types whose changes are published as events.
-fn list_reported(before: &ClusterStatus, outcome: &Outcome) -> Vec<ConditionType> {
+fn list_event_types(before: &ClusterStatus, outcome: &Outcome) -> Vec<ConditionType> {
     // A new Cluster that is awake is not worth an event.
     let is_new = conditions::find(&before.conditions, ConditionType::Asleep).is_none();
-    let mut reported = match is_new {
+    let mut event_types = match is_new {
         true => status::REPORTED[1..].to_vec(),
         false => status::REPORTED.to_vec(),
     };
     // Every other cause of `Degraded` has an event of another condition.
     let is_degraded = outcome.takeover_failed() || outcome.fails_in_part();
-    reported.extend(is_degraded.then_some(ConditionType::Degraded));
-    reported
+    event_types.extend(is_degraded.then_some(ConditionType::Degraded));
+    event_types
 }
 
 /// Seconds from the creation of a Cluster until now, if it is Ready for the first time.
-fn find_first_ready(cluster: &Cluster, before: &ClusterStatus, status: &ClusterStatus, now: Timestamp) -> Option<f64> {
+fn first_ready_seconds(
+    cluster: &Cluster,
+    before: &ClusterStatus,
+    status: &ClusterStatus,
+    now: Timestamp,
+) -> Option<f64> {
     let is_first = before.history.iter().all(|entry| entry.completed.is_none());
     let ready = conditions::find(&status.conditions, ConditionType::Ready)?;
     let created = cluster
@@ -112,11 +117,11 @@ async fn report_failure(context: &Context, view: &View<'_>, failure: &Failure) {
     let before = cluster.status.as_ref().map_or(&[][..], |status| &status.conditions);
     let notices = conditions::build_notices(&changes, before, &status::REPORTED_ON_FAILURE, "Reconcile");
     context.host.events.publish(cluster, &notices).await;
-    if let Err(second) = object::write(context, cluster, &status).await {
-        tracing::warn!(cluster = %id, error = %crate::chain(&second), "status cannot be written");
+    if let Err(error) = object::write_status(context, cluster, &status).await {
+        tracing::warn!(cluster = %id, error = %crate::chain(&error), "status cannot be written");
     }
-    if let Err(second) = publish_failure(context, view, &failure.error).await {
-        tracing::warn!(cluster = %id, error = %crate::chain(&second), "failure cannot be published to the ingress");
+    if let Err(error) = publish_failure(context, view, &failure.error).await {
+        tracing::warn!(cluster = %id, error = %crate::chain(&error), "failure cannot be published to the ingress");
     }
 }
 
@@ -131,11 +136,11 @@ fn plan_failed_status(
     let mut changes = vec![(ConditionType::Degraded, State::yes(reason, message.clone()))];
     let accepted = failure.accepted.clone();
     changes.extend(accepted.map(|accepted| (ConditionType::Accepted, accepted)));
-    if view.observed.answers().is_err() {
+    if view.observed.readiness().is_err() {
         changes.push((ConditionType::Ready, State::no(reason, message)));
     }
     let phase = cluster.status.as_ref().and_then(|status| status.phase);
-    let mut status = status::plan_short(cluster, phase.unwrap_or(Phase::Provisioning), &changes, now);
+    let mut status = status::plan_partial_status(cluster, phase.unwrap_or(Phase::Provisioning), &changes, now);
     if failure.accepted.is_none() {
         // The status still describes the previous spec, so its observed generation stays.
         status.observed_generation = cluster.status.as_ref().and_then(|status| status.observed_generation);
@@ -146,13 +151,13 @@ fn plan_failed_status(
 /// Publishes the failure to callers that are waiting for the Cluster to wake.
 async fn publish_failure(context: &Context, view: &View<'_>, error: &ReconcileError) -> Result<(), ReconcileError> {
     let cluster = &view.cluster;
-    let is_its_own = view.observed.namespace.is_some() && !view.observed.is_foreign;
+    let owns_objects = view.observed.namespace.is_some() && !view.observed.is_foreign;
     let is_refused = conditions::status_of(cluster, ConditionType::Accepted) == Some("False");
-    if !is_its_own || is_refused || cluster.spec.paused || state::SleepState::of(cluster).is_asleep() {
+    if !owns_objects || is_refused || cluster.spec.paused || state::SleepState::of(cluster).is_asleep() {
         return Ok(());
     }
-    let before = ingress_config::read(context, &view.identity).and_then(|published| published.asleep);
-    let answers = ingress_message::answers(context, view);
+    let before = ingress_config::read_published(context, &view.identity).and_then(|published| published.asleep);
+    let answers = ingress_message::is_answering(context, view);
     // A problem that is published already stays: a reconcile without this failure found it, and
     // will find it again.
     if !answers && matches!(before, Some(Asleep::Waking { problem: Some(_), .. })) {

@@ -44,25 +44,30 @@ pub(crate) fn collect(view: &View<'_>, now: Timestamp) -> Vec<Request> {
     if view.lifetime.is_some_and(|lifetime| lifetime.is_zero()) {
         return vec![Request::Expire];
     }
-    plan(&view.cluster, &view.sleep, now)
+    plan_sleep_requests(&view.cluster, &view.sleep, now)
 }
 
 /// The requests to sleep or to wake.
-fn plan(cluster: &Cluster, sleep: &SleepInputs, now: Timestamp) -> Vec<Request> {
+fn plan_sleep_requests(cluster: &Cluster, sleep: &SleepInputs, now: Timestamp) -> Vec<Request> {
     let mut cluster = Cow::Borrowed(cluster);
     let mut requests = Vec::new();
-    let steps = [plan_annotation, plan_schedule, plan_renewal, plan_unused];
+    let steps = [
+        plan_annotation_request,
+        plan_schedule_request,
+        plan_renewal_request,
+        plan_unused_request,
+    ];
     for step in steps {
         if let Some(request) = step(&cluster, sleep, now) {
-            record(cluster.to_mut(), &request, now);
+            overlay_request(cluster.to_mut(), &request, now);
             requests.push(request);
         }
     }
     requests
 }
 
-fn plan_annotation(cluster: &Cluster, _: &SleepInputs, _: Timestamp) -> Option<Request> {
-    if state::is_overruled(cluster) {
+fn plan_annotation_request(cluster: &Cluster, _: &SleepInputs, _: Timestamp) -> Option<Request> {
+    if state::is_overridden(cluster) {
         return Some(Request::WithdrawSleep);
     }
     // A paused Cluster keeps its annotation.
@@ -70,7 +75,7 @@ fn plan_annotation(cluster: &Cluster, _: &SleepInputs, _: Timestamp) -> Option<R
     command.map(Request::Annotation)
 }
 
-fn plan_schedule(cluster: &Cluster, sleep: &SleepInputs, now: Timestamp) -> Option<Request> {
+fn plan_schedule_request(cluster: &Cluster, sleep: &SleepInputs, now: Timestamp) -> Option<Request> {
     let due = schedule::plan_due(cluster, now).filter(|_| !cluster.spec.paused)?;
     let sleeps = matches!(due.command, Some(SleepCommand::Sleep(_)));
     let command = match sleeps {
@@ -78,7 +83,7 @@ fn plan_schedule(cluster: &Cluster, sleep: &SleepInputs, now: Timestamp) -> Opti
         // the cluster.
         true if !conditions::is_current(cluster) => None,
         // The sleep stays due.
-        true if !is_possible(sleep) => return None,
+        true if !is_sleep_possible(sleep) => return None,
         _ => due.command,
     };
     Some(Request::Schedule {
@@ -87,17 +92,17 @@ fn plan_schedule(cluster: &Cluster, sleep: &SleepInputs, now: Timestamp) -> Opti
     })
 }
 
-fn plan_renewal(cluster: &Cluster, _: &SleepInputs, now: Timestamp) -> Option<Request> {
+fn plan_renewal_request(cluster: &Cluster, _: &SleepInputs, now: Timestamp) -> Option<Request> {
     let remaining = state::plan_renewal(cluster, now)?;
     remaining.is_zero().then_some(Request::RenewCertificates)
 }
 
-fn plan_unused(cluster: &Cluster, sleep: &SleepInputs, _: Timestamp) -> Option<Request> {
+fn plan_unused_request(cluster: &Cluster, sleep: &SleepInputs, _: Timestamp) -> Option<Request> {
     let may_sleep = conditions::is_current(cluster) && !SleepState::of(cluster).is_asleep();
-    (sleep.is_unused && may_sleep && is_possible(sleep)).then_some(Request::SleepUnused)
+    (sleep.is_unused && may_sleep && is_sleep_possible(sleep)).then_some(Request::SleepUnused)
 }
 
-fn is_possible(sleep: &SleepInputs) -> bool {
+fn is_sleep_possible(sleep: &SleepInputs) -> bool {
     sleep
         .possible
         .as_ref()
@@ -118,7 +123,7 @@ impl Request {
 }
 
 /// Changes a Cluster as the host API does when a request is recorded.
-fn record(cluster: &mut Cluster, request: &Request, now: Timestamp) {
+fn overlay_request(cluster: &mut Cluster, request: &Request, now: Timestamp) {
     let activity = cluster.status.get_or_insert_default().activity.get_or_insert_default();
     if let Some(command) = request.command() {
         let requested = state::plan_sleep_requested(Some(activity), command, now);
@@ -155,7 +160,7 @@ mod tests {
     }
 
     fn asleep(mut cluster: Cluster) -> Cluster {
-        record(&mut cluster, &Request::SleepUnused, Timestamp::from_second(10).unwrap());
+        overlay_request(&mut cluster, &Request::SleepUnused, Timestamp::from_second(10).unwrap());
         cluster
     }
 
@@ -171,7 +176,7 @@ mod tests {
             possible: possible.cloned(),
         };
         let running = || accepted(cluster("a"));
-        let held = || with(asleep(running()), |spec| spec.state = DesiredState::Asleep);
+        let asleep_by_owner = || with(asleep(running()), |spec| spec.state = DesiredState::Asleep);
         let sleep = Request::Annotation(SleepCommand::Sleep(SleepReason::Annotation));
         for (rule, cluster, inputs, expected) in [
             ("nothing is requested", running(), SleepInputs::default(), vec![]),
@@ -189,7 +194,7 @@ mod tests {
             ),
             (
                 "spec.state overrides a request",
-                held(),
+                asleep_by_owner(),
                 SleepInputs::default(),
                 vec![Request::WithdrawSleep],
             ),
@@ -210,7 +215,7 @@ mod tests {
             ),
             ("its spec is not applied yet", cluster("a"), unused(Some(&yes)), vec![]),
         ] {
-            assert_eq!(plan(&cluster, &inputs, now), expected, "{rule}");
+            assert_eq!(plan_sleep_requests(&cluster, &inputs, now), expected, "{rule}");
         }
     }
 }

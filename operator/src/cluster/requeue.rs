@@ -19,8 +19,8 @@ const WAITING: Duration = Duration::from_secs(2);
 /// Requeue interval for a store that the host's NATS has no room for, if nothing else is pending.
 const LIMITED: Duration = Duration::from_secs(300);
 
-/// The requeue delay after an outcome. `storeless`: since when the store is known to be missing.
-pub(super) fn requeue_after(outcome: &Outcome, storeless: Option<Timestamp>, now: Timestamp) -> Duration {
+/// The requeue delay after an outcome. `store_missing_since`: since when the store is known to be missing.
+pub(super) fn requeue_after(outcome: &Outcome, store_missing_since: Option<Timestamp>, now: Timestamp) -> Duration {
     if (outcome.accepted.is_err() && !outcome.maintained) || outcome.paused {
         return STEADY;
     }
@@ -52,7 +52,7 @@ pub(super) fn requeue_after(outcome: &Outcome, storeless: Option<Timestamp>, now
         // action.
         _ if !outcome.maintained && outcome.store.state.reason == Reason::StoreLost => STEADY,
         _ if !outcome.maintained && outcome.store.state.status != Some(true) && !is_limited => {
-            let missing = storeless.map(|since| now.duration_since(since).unsigned_abs());
+            let missing = store_missing_since.map(|since| now.duration_since(since).unsigned_abs());
             (missing.unwrap_or_default() / 8).clamp(STORELESS, STORELESS_LONGEST)
         }
         _ => WAITING,
@@ -75,7 +75,7 @@ mod tests {
     use crate::model::not_ready::NotReady;
 
     #[test]
-    fn what_is_waited_for_sets_the_pace() {
+    fn requeue_delay_follows_from_the_outcome() {
         let limited = || State::no(Reason::StoreQuotaExceeded, "x");
         let silent = |control_plane: ControlPlane| Outcome {
             inside: Err(NotReady::api_server("x")),
@@ -95,7 +95,7 @@ mod tests {
             store: Store::of(store),
             ..outcome
         };
-        let lacking = Outcome {
+        let ingress_pending = Outcome {
             outside: Err(NotReady {
                 reason: Reason::IngressPending,
                 message: "x".into(),
@@ -106,7 +106,7 @@ mod tests {
             assumed_ready: true,
             ..outcome()
         };
-        let on_the_way = || Outcome {
+        let upgrading = || Outcome {
             heads_for: Some("v1.36.0".into()),
             ..outcome()
         };
@@ -125,9 +125,9 @@ mod tests {
         };
         // The control plane of the fixture started at second 1000, and its store is missing since
         // then.
-        let storeless = Timestamp::from_second(1000).ok();
+        let store_missing_since = Timestamp::from_second(1000).ok();
         for (rule, outcome, now, expected) in [
-            ("as it should be", outcome(), 1001, STEADY),
+            ("healthy", outcome(), 1001, STEADY),
             ("a worker is upgraded", with_workers(Reason::Updating), 1001, BUSY),
             (
                 "a worker has failed",
@@ -135,27 +135,27 @@ mod tests {
                 1001,
                 STEADY,
             ),
-            ("another version comes next", on_the_way(), 1001, WAITING),
+            ("upgrade needs another step", upgrading(), 1001, WAITING),
             (
-                "and its store has no room",
-                with(limited(), on_the_way()),
+                "upgrade needs another step, and store has no room",
+                with(limited(), upgrading()),
                 1001,
                 WAITING,
             ),
-            ("its turn comes", queued, 1001, STEADY),
-            ("believed", assumed_ready, 1001, STARTING),
+            ("queued", queued, 1001, STEADY),
+            ("readiness assumed", assumed_ready, 1001, STARTING),
             ("young, silent", silent(running()), 1059, STARTING),
             ("old, silent", silent(running()), 1060, WAITING),
-            ("ingress not told yet", lacking.clone(), 1001, STARTING),
+            ("ingress is pending", ingress_pending.clone(), 1001, STARTING),
             ("no store yet", with(missing(), absent.clone()), 1001, STORELESS),
             (
-                "nor a while later",
+                "no store for 40 s",
                 with(missing(), absent.clone()),
                 1040,
                 Duration::from_secs(5),
             ),
             (
-                "nor long after",
+                "no store for long",
                 with(missing(), absent.clone()),
                 2000,
                 STORELESS_LONGEST,
@@ -171,7 +171,7 @@ mod tests {
             ),
             ("no room, nothing runs", with(limited(), absent), 1001, LIMITED),
             ("no room, asleep", with(limited(), asleep), 1001, LIMITED),
-            ("no room, as it should be", with(limited(), outcome()), 1001, LIMITED),
+            ("no room, healthy", with(limited(), outcome()), 1001, LIMITED),
             (
                 "no room, young, silent",
                 with(limited(), silent(running())),
@@ -185,15 +185,15 @@ mod tests {
                 WAITING,
             ),
             (
-                "no room, ingress not told yet",
-                with(limited(), lacking),
+                "no room, ingress is pending",
+                with(limited(), ingress_pending),
                 1001,
                 STARTING,
             ),
             ("no room, failing", with(limited(), silent(failing())), 1001, WAITING),
         ] {
             let now = Timestamp::from_second(now).unwrap();
-            assert_eq!(requeue_after(&outcome, storeless, now), expected, "{rule}");
+            assert_eq!(requeue_after(&outcome, store_missing_since, now), expected, "{rule}");
         }
     }
 }

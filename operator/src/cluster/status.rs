@@ -13,7 +13,7 @@ use yoke_api::cluster::{CaGeneration, ClusterStatus, EndpointStatus, Phase, PkiS
 use yoke_api::names::kubeconfig_secret;
 use yoke_api::{Cluster, ConditionType};
 
-use crate::cluster::outcome::Outcome;
+use crate::cluster::outcome::{Outcome, Store};
 use crate::cluster::sleep::state;
 use crate::cluster::status::phase::{plan_history, plan_phase};
 use crate::cluster::status::states::plan_states;
@@ -26,7 +26,7 @@ use crate::model::identity::Identity;
 /// size.
 const NEAR_BYTES: u64 = 1 << 20;
 
-/// Condition types whose changes are published as events. The first one is left out when a Cluster
+/// Condition types whose changes are published as events. The first one is omitted when a Cluster
 /// is new.
 pub const REPORTED: [ConditionType; 5] = [
     ConditionType::Asleep,
@@ -75,30 +75,10 @@ pub fn plan_status(
                 name: kubeconfig_secret(&identity.cluster),
             })
             .or(before.kubeconfig_ref),
-        storage: outcome
-            .store
-            .account
-            .clone()
-            .map(|account| StorageStatus {
-                account,
-                stream: identity.id.stream(),
-                bytes: plan_bytes(
-                    before.storage.as_ref().and_then(|storage| storage.bytes),
-                    outcome.store.bytes,
-                ),
-            })
-            .or(before.storage),
-        pki: outcome
-            .ca_not_after
-            .map(|end| PkiStatus {
-                current: Some(CaGeneration {
-                    generation: 1,
-                    not_after: Time(end),
-                }),
-            })
-            .or(before.pki),
+        storage: plan_storage(before.storage, identity, &outcome.store),
+        pki: outcome.ca_not_after.map(build_pki).or(before.pki),
         // Only the time of last use; the writer of a sleep or wake request owns the other fields.
-        activity: state::plan_used(before.activity, outcome.used),
+        activity: state::plan_last_used(before.activity, outcome.last_used),
         usage: usage::plan_usage(before.usage, outcome, config, now),
         nodes: outcome.nodes.or(before.nodes),
         workers: outcome
@@ -109,6 +89,28 @@ pub fn plan_status(
         conditions: conditions::build_conditions(&states, &before.conditions, generation, now),
     };
     (status, states)
+}
+
+/// The store's status, with the previous one while the account is not known.
+fn plan_storage(before: Option<StorageStatus>, identity: &Identity, store: &Store) -> Option<StorageStatus> {
+    let Some(account) = store.account.clone() else {
+        return before;
+    };
+    let bytes = before.and_then(|storage| storage.bytes);
+    Some(StorageStatus {
+        account,
+        stream: identity.id.stream(),
+        bytes: plan_bytes(bytes, store.bytes),
+    })
+}
+
+fn build_pki(not_after: Timestamp) -> PkiStatus {
+    PkiStatus {
+        current: Some(CaGeneration {
+            generation: 1,
+            not_after: Time(not_after),
+        }),
+    }
 }
 
 /// The store size to publish: the published one until the real size differs much. The size of an
@@ -137,7 +139,7 @@ fn build_endpoint(identity: &Identity, config: &Config) -> EndpointStatus {
 
 /// Builds the status of a Cluster that is being deleted, or whose reconcile failed before it
 /// observed anything.
-pub fn plan_short(
+pub fn plan_partial_status(
     cluster: &Cluster,
     phase: Phase,
     changes: &[(ConditionType, State)],

@@ -23,19 +23,19 @@ pub(crate) enum Verdict<'c> {
 
 /// Validates the spec of a Cluster.
 pub(crate) fn validate<'c>(view: &View<'c>) -> Verdict<'c> {
-    let authority = match &view.authority {
-        Ok(authority) => authority.as_ref(),
+    let ca = match &view.ca {
+        Ok(ca) => ca.as_ref(),
         Err(error) => return Verdict::Unknown(Arc::clone(error)),
     };
     let accepted = validate::validate(&view.cluster, &view.identity, &view.validation_context());
-    match accepted.and_then(|accepted| check_host(view, authority).map(|()| accepted)) {
+    match accepted.and_then(|accepted| check_host(view, ca).map(|()| accepted)) {
         Ok(accepted) => Verdict::Accepted(Box::new(accepted)),
         Err(refusal) => Verdict::Refused(refusal),
     }
 }
 
 /// Checks the spec against objects on the host: those with its identity, and its CA.
-fn check_host(view: &View<'_>, authority: Option<&ParsedCertificate>) -> Result<(), Refusal> {
+fn check_host(view: &View<'_>, ca: Option<&ParsedCertificate>) -> Result<(), Refusal> {
     if view.observed.is_foreign {
         return Err(Refusal {
             reason: Reason::IdentityConflict,
@@ -47,7 +47,7 @@ fn check_host(view: &View<'_>, authority: Option<&ParsedCertificate>) -> Result<
         });
     }
     let mut names = view.cluster.spec.endpoint.extra_sans.iter();
-    let outside = names.find(|name| authority.is_some_and(|authority| !authority.permits_dns(name)));
+    let outside = names.find(|name| ca.is_some_and(|ca| !ca.permits_dns(name)));
     match outside {
         Some(name) => Err(Refusal {
             reason: Reason::HostnameNotAllowed,

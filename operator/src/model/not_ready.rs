@@ -7,7 +7,7 @@ use yoke_api::Reason;
 pub struct NotReady {
     /// Reason of the condition.
     pub reason: Reason,
-    /// What is missing, in lower case and without a full stop.
+    /// The missing part, in lower case and without a full stop.
     pub message: String,
 }
 

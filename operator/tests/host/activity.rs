@@ -129,7 +129,7 @@ async fn an_idle_cluster_goes_to_sleep() {
     // Another query once the number of Nodes is known.
     let id = host.cluster("a").await.id().unwrap();
     let due_in = async || {
-        let activity = host.context.memory.awake(&id).activity;
+        let activity = host.context.memory.running(&id).activity;
         activity.map(|activity| activity.due.saturating_duration_since(Instant::now()))
     };
     host.reconcile_until("a", "a next query in more than a minute", due_in, |due_in| {

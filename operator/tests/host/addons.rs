@@ -130,7 +130,7 @@ async fn add_ons_are_applied_once_and_other_fields_stay() {
     // An object that is current is not written: neither by the same operator, nor by one that has
     // just started.
     stage.host.restart_operator().await;
-    let was_checked = async || stage.host.context.memory.awake(&id(&stage)).addons.state.is_some();
+    let was_checked = async || stage.host.context.memory.running(&id(&stage)).addons.state.is_some();
     stage
         .host
         .reconcile_until_equal("a", "the check of the add-ons", was_checked, true)

@@ -53,7 +53,7 @@ impl<'a> Workers<'a> {
         self.host
             .context
             .memory
-            .note_awake(&self.id, |awake| awake.nodes = None);
+            .update_running(&self.id, |running| running.nodes = None);
     }
 
     async fn renew(&self, name: &str, minutes: i64) {

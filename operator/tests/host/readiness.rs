@@ -193,7 +193,7 @@ async fn endless_node_lists_are_not_read_at_each_reconciliation() {
     let pages = count_until_postponed(&host, || server.behaviour.lock().unwrap().pages).await;
     assert!(pages[0] > 0, "no Node was counted: {pages:?}");
     assert!(
-        host.context.memory.awake(&id).connected.is_some(),
+        host.context.memory.running(&id).connected.is_some(),
         "the Nodes were not read"
     );
     assert_eq!(

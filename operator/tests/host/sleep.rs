@@ -156,7 +156,7 @@ async fn a_sleep_newer_than_the_cache_starts_no_control_plane() {
     write_sleep(&host, Some(sleep_time)).await;
     host.context
         .memory
-        .note(&id, |seen| seen.slept = Some(Time(sleep_time)));
+        .update(&id, |seen| seen.sleep_requested = Some(Time(sleep_time)));
     for _ in 0..3 {
         host.reconcile_known("a").await.unwrap();
         assert_eq!(
@@ -169,7 +169,7 @@ async fn a_sleep_newer_than_the_cache_starts_no_control_plane() {
     write_sleep(&host, None).await;
     host.reconcile_known("a").await.unwrap();
     assert_eq!(host.replicas("a").await, Some(1));
-    assert_eq!(host.context.memory.seen(&id).slept, None);
+    assert_eq!(host.context.memory.seen(&id).sleep_requested, None);
 }
 
 /// Returns the resource version of the control plane's NetworkPolicy, if there is one.

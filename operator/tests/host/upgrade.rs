@@ -99,7 +99,7 @@ impl<'a> Workers<'a> {
 
     /// Checks the cluster now, without the usual interval.
     async fn check(&self) {
-        self.stage.host.context.memory.note_awake(&self.id, |awake| {
+        self.stage.host.context.memory.update_running(&self.id, |awake| {
             awake.nodes = None;
             awake.workers = Default::default();
         });

@@ -99,11 +99,11 @@ async fn run(
             () = accepted.closed() => return,
         };
         match connection {
-            Ok(connection) => {
+            Ok((stream, peer)) => {
                 let (configs, admission) = (configs.clone(), admission.clone());
                 let (slot, given_up) = oneshot::channel();
                 slots.push_back((slot, Instant::now()));
-                handshakes.spawn(admit(given_up, connection, configs, admission, accepted.clone()));
+                handshakes.spawn(admit(given_up, stream, peer, configs, admission, accepted.clone()));
             }
             Err(error) => backoff.wait(&error).await,
         }
@@ -112,7 +112,8 @@ async fn run(
 
 async fn admit(
     given_up: oneshot::Receiver<()>,
-    (stream, peer): (TcpStream, SocketAddr),
+    stream: TcpStream,
+    peer: SocketAddr,
     configs: TlsConfigs,
     admission: impl Admission,
     accepted: Accepted,

@@ -36,6 +36,13 @@ struct GateMetadata<'a> {
     verdict: &'a str,
 }
 
+/// Bytes received from a client, and sent to it.
+#[derive(Clone, Copy, Default)]
+struct Bytes {
+    received: u64,
+    sent: u64,
+}
+
 impl Reader {
     pub(super) fn new(snapshots: &Snapshots, metrics: &Metrics) -> Self {
         Self {
@@ -47,8 +54,11 @@ impl Reader {
     pub(super) fn read_connections(&self, entries: &[TcpAccessLogEntry]) {
         let snapshot = self.snapshots.borrow().clone();
         for entry in entries {
-            let bytes = entry.connection_properties.as_ref();
-            let bytes = bytes.map(|bytes| (bytes.received_bytes, bytes.sent_bytes));
+            let properties = entry.connection_properties.as_ref();
+            let bytes = properties.map(|properties| Bytes {
+                received: properties.received_bytes,
+                sent: properties.sent_bytes,
+            });
             let common = entry.common_properties.as_ref();
             let counted = count(
                 snapshot.as_deref(),
@@ -67,7 +77,10 @@ impl Reader {
             let (request, response) = (entry.request.as_ref(), entry.response.as_ref());
             let received = request.map(|request| (request.request_headers_bytes, request.request_body_bytes));
             let sent = response.map(|response| (response.response_headers_bytes, response.response_body_bytes));
-            let bytes = (to_sum(received), to_sum(sent));
+            let bytes = Bytes {
+                received: to_sum(received),
+                sent: to_sum(sent),
+            };
             let code = response.and_then(|response| response.response_code.as_ref());
             let code = code.map(|code| code.value).unwrap_or_default();
             let common = entry.common_properties.as_ref();
@@ -89,7 +102,7 @@ fn count(
     common: Option<&AccessLogCommon>,
     filter: &str,
     kind: RecordKind,
-    (received, sent): (u64, u64),
+    bytes: Bytes,
 ) -> Option<()> {
     // Entries of a connection or request that continues are ignored: the last entry contains their
     // values.
@@ -106,8 +119,8 @@ fn count(
     let record = Record {
         kind,
         verdict: metadata.verdict,
-        received,
-        sent,
+        received: bytes.received,
+        sent: bytes.sent,
         duration: common.duration.as_ref().and_then(to_duration).unwrap_or_default(),
     };
     entry.traffic.count(&record).then_some(())
@@ -188,7 +201,14 @@ mod tests {
     }
 
     fn is_counted(snapshot: Option<&Snapshot>, common: Option<&AccessLogCommon>) -> bool {
-        count(snapshot, common, CONNECTION_FILTER, RecordKind::Connection, (1, 2)).is_some()
+        count(
+            snapshot,
+            common,
+            CONNECTION_FILTER,
+            RecordKind::Connection,
+            Bytes { received: 1, sent: 2 },
+        )
+        .is_some()
     }
 
     #[test]

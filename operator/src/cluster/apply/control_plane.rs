@@ -2,14 +2,14 @@
 //! does not do with its pods.
 //!
 //! ```text
-//!  find_start ─▶ admit (may wait in a queue) ─▶ incarnation ─▶ replace_pods ─▶ tend_pods
+//!  find_start ─▶ request_admission (may wait in a queue) ─▶ incarnation ─▶ replace_pods ─▶ finish_pods
 //! ```
 
 use k8s_openapi::api::apps::v1::StatefulSet;
 
 use crate::cluster::context::Context;
 use crate::cluster::credentials::fencing;
-use crate::cluster::failover::admission::{Restart, build_wanted, plan_restart};
+use crate::cluster::failover::admission::{Restart, build_queue_entry, plan_restart};
 use crate::cluster::failover::pods::{self, Incarnation};
 use crate::cluster::failover::start_queue::{Admission, QueueLimits};
 use crate::cluster::failover::takeover_plan::{Pods, Step};
@@ -17,7 +17,7 @@ use crate::cluster::failover::{node_loss, pod_deletion, takeover};
 use crate::cluster::observe::View;
 use crate::cluster::outcome::Outcome;
 use crate::cluster::resources::{Blueprint, IssuedSummary, affinity, stateful_set};
-use crate::cluster::sleep::ingress_message::answers;
+use crate::cluster::sleep::ingress_message::is_answering;
 use crate::cluster::tenant_cluster::konnectivity;
 use crate::error::ReconcileError;
 use crate::host_nodes::drain;
@@ -26,7 +26,7 @@ use crate::nats::streams as nats_streams;
 
 /// Applies the control plane as its spec wants it. `issued` is `None` while a certificate is
 /// reissued; an existing control plane then continues with the files that it has.
-pub(super) async fn apply(
+pub(super) async fn apply_control_plane(
     context: &Context,
     view: &View<'_>,
     blueprint: &Blueprint<'_>,
@@ -34,23 +34,23 @@ pub(super) async fn apply(
     outcome: &mut Outcome,
 ) -> Result<(), ReconcileError> {
     let (identity, observed) = (&view.identity, &view.observed);
-    let present = observed.stateful_set.as_deref();
-    outcome.control_plane = node_loss::plan_control_plane(context, identity, present, observed);
+    let existing = observed.stateful_set.as_deref();
+    outcome.control_plane = node_loss::plan_control_plane(context, identity, existing, observed);
     let Some(mut start) = find_start(context, view, blueprint, issued, outcome) else {
         return Ok(());
     };
     let template = stateful_set::template_digest(blueprint, &start);
-    let planned = fencing::plan(context, identity, observed, &template);
-    if !admit(context, view, blueprint, &start, planned, outcome) {
+    let planned = fencing::plan_incarnation_by_cache(context, identity, observed, &template);
+    if !request_admission(context, view, blueprint, &start, planned, outcome) {
         return Ok(());
     }
-    start.incarnation = fencing::ensure(context, identity, planned, &template).await?;
+    start.incarnation = fencing::ensure_incarnation(context, identity, planned, &template).await?;
     let pods = match outcome.run_state.is_asleep() {
         true => Pods::none(start.first),
         false => takeover::start_takeover(context, identity, observed, start.incarnation),
     };
     let (pods, set) = replace_pods(context, view, blueprint, issued, &mut start, pods).await?;
-    tend_pods(context, view, &start, &pods, &set, outcome).await
+    finish_pods(context, view, &start, &pods, &set, outcome).await
 }
 
 /// How the control plane must start. `None` if it cannot be applied yet: its store or its certificates are
@@ -63,41 +63,41 @@ fn find_start(
     outcome: &Outcome,
 ) -> Option<stateful_set::Start> {
     let (identity, observed) = (&view.identity, &view.observed);
-    let present = observed.stateful_set.as_deref();
+    let existing = observed.stateful_set.as_deref();
     let store_ready = outcome.store.is_ready();
     // An existing control plane is updated even while NATS does not answer the operator.
-    if !store_ready && present.is_none() {
+    if !store_ready && existing.is_none() {
         return None;
     }
     // NATS may not have the spare stream yet; a running control plane then continues without it.
     let has_spare = nats_streams::has_spare(blueprint.accepted.class.store_replicas)
-        && (store_ready || present.is_some_and(stateful_set::uses_spare));
+        && (store_ready || existing.is_some_and(stateful_set::uses_spare));
     // The konnectivity-server reads the serving certificate once, so it must not start with one
     // that lacks its name.
     let has_konnectivity = blueprint.spec.konnectivity.is_enabled()
-        && (present.is_some_and(stateful_set::has_konnectivity)
+        && (existing.is_some_and(stateful_set::has_konnectivity)
             || issued.is_some_and(|issued| issued.serves_konnectivity));
     // A sleeping control plane has no node, and a wake schedules a new pod.
     let lost = match outcome.run_state.is_asleep() {
-        true => node_loss::find_stuck(observed),
-        false => node_loss::find(context, identity, observed),
+        true => node_loss::find_stuck_pod(observed),
+        false => node_loss::find_lost_pod(context, identity, observed),
     };
     // A reissued certificate changes nothing that is read only at the start.
     let digest = issued.map(|issued| issued.restart_digest(has_konnectivity));
-    let digest = digest.or_else(|| present.and_then(stateful_set::read_digest).cloned())?;
+    let digest = digest.or_else(|| existing.and_then(stateful_set::read_digest).cloned())?;
     Some(stateful_set::Start {
         incarnation: 0,
         digest,
         replicas: 0,
-        first: takeover::find_first(context, identity, present),
+        first: takeover::find_serving_ordinal(context, identity, existing),
         has_spare,
         has_konnectivity,
         lost,
     })
 }
 
-/// Asks the admission queues whether the control plane may restart or start now.
-fn admit(
+/// Requests a slot of the admission queues. Returns whether the control plane may restart or start now.
+fn request_admission(
     context: &Context,
     view: &View<'_>,
     blueprint: &Blueprint<'_>,
@@ -106,12 +106,12 @@ fn admit(
     outcome: &mut Outcome,
 ) -> bool {
     let (identity, observed, queues) = (&view.identity, &view.observed, &context.queues);
-    let present = observed.stateful_set.as_deref();
-    let wanted = || build_wanted(&view.cluster, identity);
+    let existing = observed.stateful_set.as_deref();
+    let entry = || build_queue_entry(&view.cluster, identity);
     // A worker that joins is waiting for konnectivity.
     let gets_konnectivity = start.has_konnectivity
-        && !present.is_some_and(stateful_set::has_konnectivity)
-        && konnectivity::are_awaited(&context.host.caches, &view.cluster);
+        && !existing.is_some_and(stateful_set::has_konnectivity)
+        && konnectivity::has_join_token(&context.host.caches, &view.cluster);
     let restart = plan_restart(&Restart {
         cluster: &view.cluster,
         blueprint,
@@ -119,19 +119,19 @@ fn admit(
         control_plane: &outcome.control_plane,
         planned,
         is_lost: context.losses.of(&identity.id).is_some(),
-        is_leaving: takeover::is_leaving(context, observed) || takeover::is_ending(observed),
+        is_terminating: takeover::is_taken_over(context, observed) || takeover::is_serving_pod_terminating(observed),
         gets_konnectivity,
     });
-    if !queues.restarts.admit(restart, wanted()) {
+    if !queues.restarts.admit(restart, entry()) {
         return false;
     }
-    let is_lost = start.lost.is_some() && start.lost != present.and_then(affinity::read_lost);
-    let (is_asleep, answers) = (outcome.run_state.is_asleep(), answers(context, view));
+    let is_lost = start.lost.is_some() && start.lost != existing.and_then(affinity::read_lost);
+    let (is_asleep, answers) = (outcome.run_state.is_asleep(), is_answering(context, view));
     let admission = pods::plan_start(&outcome.control_plane, &observed.pods, is_asleep, is_lost, answers);
-    if admission == Admission::Take {
+    if admission == Admission::Acquire {
         queues.starts.set_rule(QueueLimits::of_starts(count_cores(context)));
     }
-    let is_admitted = queues.starts.admit(admission, wanted());
+    let is_admitted = queues.starts.admit(admission, entry());
     if !is_admitted {
         (outcome.queued, outcome.lost) = (true, is_lost);
     }
@@ -181,7 +181,7 @@ async fn replace_pods(
     );
     applied?;
     if has_taken_over {
-        takeover::note_first(context, identity, start.first);
+        takeover::record_serving_ordinal(context, identity, start.first);
     }
     if pods.step == Step::Replace {
         takeover::hand_over(context, blueprint, observed, access, start.first, false).await?;
@@ -191,7 +191,7 @@ async fn replace_pods(
 
 /// Does what remains once the StatefulSet is applied: the budget of evictions, pods that hang, pods that are
 /// lost.
-async fn tend_pods(
+async fn finish_pods(
     context: &Context,
     view: &View<'_>,
     start: &stateful_set::Start,
@@ -201,12 +201,12 @@ async fn tend_pods(
 ) -> Result<(), ReconcileError> {
     let (identity, observed) = (&view.identity, &view.observed);
     let is_asleep = outcome.run_state.is_asleep();
-    let holds = !is_asleep && takeover::holds_evictions(context, observed);
-    takeover::ensure_budget(context, identity, holds).await?;
+    let blocks_evictions = !is_asleep && takeover::must_block_evictions(context, observed);
+    takeover::ensure_budget(context, identity, blocks_evictions).await?;
     let lingers = pods.lingering.as_ref().map(|(_, state)| *state);
-    outcome.leaving = lingers.or_else(|| takeover::find_state(context, observed).filter(|_| !is_asleep));
+    outcome.takeover = lingers.or_else(|| takeover::find_takeover_state(context, observed).filter(|_| !is_asleep));
     pod_deletion::replace_stuck(context, observed).await?;
-    node_loss::remove(context, identity, observed, start.incarnation, start.lost.as_ref()).await?;
+    node_loss::delete_lost_pods(context, identity, observed, start.incarnation, start.lost.as_ref()).await?;
     outcome.control_plane = pods
         .plan_lingering(set)
         .unwrap_or_else(|| node_loss::plan_control_plane(context, identity, Some(set), observed));

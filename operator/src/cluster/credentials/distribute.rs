@@ -61,7 +61,7 @@ struct CopyFingerprint<'a> {
 
 /// The copies that a control plane and its users need.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct CopyRequest<'a> {
     /// The certificates to copy.
     pub(crate) plan: &'a Plan,
     /// The ingress configuration to publish.
@@ -75,14 +75,14 @@ pub(crate) struct Wanted<'a> {
 pub(crate) async fn distribute(
     context: &Context,
     identity: &Identity,
-    wanted: &Wanted<'_>,
+    request: &CopyRequest<'_>,
     outcome: &mut Outcome,
 ) -> Result<Option<Copied>, ReconcileError> {
-    let Wanted {
+    let CopyRequest {
         plan,
         intent,
         needs_api,
-    } = *wanted;
+    } = *request;
     let root = context.host.root_certificate().await?;
     let Some(sources) = find_sources(context, identity, plan) else {
         return Ok(None);
@@ -94,40 +94,40 @@ pub(crate) async fn distribute(
         copies: find_copies(context, identity, plan, &sources),
         sources,
     };
-    let known = context.memory.seen(&identity.id).copied;
-    let known = known.filter(|(key, issued)| *key == hash_of(&fingerprint) && (issued.reach.is_some() || !needs_api));
-    let copied = match known {
+    let cached = context.memory.seen(&identity.id).copied;
+    let cached = cached.filter(|(key, issued)| *key == hash_of(&fingerprint) && (issued.reach.is_some() || !needs_api));
+    let copied = match cached {
         Some((_, issued)) => Copied {
             issued,
             delivered: Ok(()),
         },
         None => {
-            let Some((materials, sources)) = read(context, identity, plan, &root).await? else {
+            let Some((materials, sources)) = read_materials(context, identity, plan, &root).await? else {
                 return Ok(None);
             };
             (fingerprint.sources, fingerprint.copies) = (sources, BTreeMap::new());
-            let delivered = apply(context, identity, intent.clone(), &materials, &mut fingerprint).await?;
+            let delivered = apply_copies(context, identity, intent.clone(), &materials, &mut fingerprint).await?;
             let issued = IssuedSummary::of(&materials, &identity.public_name, needs_api);
             if delivered.is_ok() {
-                context.memory.note(&identity.id, |seen| {
-                    seen.copied = Some((hash_of(&fingerprint), issued.clone()))
+                context.memory.update(&identity.id, |memory| {
+                    memory.copied = Some((hash_of(&fingerprint), issued.clone()))
                 });
             }
             Copied { issued, delivered }
         }
     };
-    report(identity, &copied, outcome);
+    report_copies(identity, &copied, outcome);
     Ok(Some(copied))
 }
 
-fn report(identity: &Identity, copied: &Copied, outcome: &mut Outcome) {
-    let former = &copied.issued.former;
-    if !former.is_empty() {
-        tracing::warn!(cluster = %identity.id, leaves = former.join(" "), "certificates are signed by a lost CA");
+fn report_copies(identity: &Identity, copied: &Copied, outcome: &mut Outcome) {
+    let of_lost_ca = &copied.issued.former;
+    if !of_lost_ca.is_empty() {
+        tracing::warn!(cluster = %identity.id, leaves = of_lost_ca.join(" "), "certificates are signed by a lost CA");
     }
     outcome.published = copied.delivered.is_ok();
     outcome.ca_not_after = Some(copied.issued.ca_not_after);
-    let message = match former.len() {
+    let message = match of_lost_ca.len() {
         0 => "Every certificate is issued and copied.".to_owned(),
         count => format!(
             "Every certificate is issued and copied. {count} of them are signed by a CA whose key was lost; that \
@@ -141,15 +141,15 @@ fn report(identity: &Identity, copied: &Copied, outcome: &mut Outcome) {
 /// missing.
 fn find_sources(context: &Context, identity: &Identity, plan: &Plan) -> Option<BTreeMap<String, String>> {
     let mut sources = BTreeMap::new();
-    for name in name_sources(identity, plan) {
+    for name in list_sources(identity, plan) {
         let key = ObjectRef::<Secret>::new(&name).within(PKI_NAMESPACE);
         let secret = context.host.caches.secrets.get(&key);
-        let secret = secret.filter(|secret| is_drawn(identity, &name) || secrets::is_issued(secret));
+        let secret = secret.filter(|secret| is_generated(identity, &name) || secrets::is_issued(secret));
         match secret {
             Some(secret) => {
                 sources.insert(name, secret.resource_version().unwrap_or_default());
             }
-            None if is_spare(plan, &name) => {}
+            None if is_optional(plan, &name) => {}
             None => return None,
         }
     }
@@ -157,19 +157,19 @@ fn find_sources(context: &Context, identity: &Identity, plan: &Plan) -> Option<B
 }
 
 /// Names of the source Secrets in the PKI namespace.
-fn name_sources(identity: &Identity, plan: &Plan) -> Vec<String> {
+fn list_sources(identity: &Identity, plan: &Plan) -> Vec<String> {
     let leaves = plan.leaves.iter().map(|leaf| leaf.name.clone());
     let authorities = plan.authorities.iter().map(|authority| authority.name.clone());
-    let drawn = [identity.service_account_secret(), identity.store_secret()];
-    leaves.chain(authorities).chain(drawn).collect()
+    let generated = [identity.service_account_secret(), identity.store_secret()];
+    leaves.chain(authorities).chain(generated).collect()
 }
 
-fn is_drawn(identity: &Identity, name: &str) -> bool {
+fn is_generated(identity: &Identity, name: &str) -> bool {
     name == identity.service_account_secret() || name == identity.store_secret()
 }
 
 /// Whether nothing that runs depends on this Secret.
-fn is_spare(plan: &Plan, name: &str) -> bool {
+fn is_optional(plan: &Plan, name: &str) -> bool {
     let mut leaves = plan.leaves.iter();
     leaves.any(|leaf| leaf.role == LeafRole::Sleeper && leaf.name == name)
 }
@@ -199,7 +199,7 @@ fn find_copies(
 
 /// Reads certificates and credentials from the host API, with the resource versions of their
 /// Secrets; `None` while a certificate is not issued yet.
-async fn read(
+async fn read_materials(
     context: &Context,
     identity: &Identity,
     plan: &Plan,
@@ -208,7 +208,7 @@ async fn read(
     // The semaphore is never closed.
     let _permit = context.copying.acquire().await;
     let api = &Api::<Secret>::namespaced(context.host.client.clone(), PKI_NAMESPACE);
-    let read = stream::iter(name_sources(identity, plan)).map(async |name| get_secret(api, &name).await);
+    let read = stream::iter(list_sources(identity, plan)).map(async |name| get_secret(api, &name).await);
     let found: Vec<_> = read.buffer_unordered(READ_AT_ONCE).try_collect().await?;
     let found = found.into_iter().flatten();
     let found: BTreeMap<_, _> = found.map(|secret| (secret.name_any(), secret)).collect();
@@ -244,7 +244,7 @@ async fn read(
 
 /// Writes the copies for the control plane and for its users, and adds the digests of the copies.
 /// The inner result says whether the tenant has the kubeconfig.
-async fn apply(
+async fn apply_copies(
     context: &Context,
     identity: &Identity,
     intent: IngressIntent,
@@ -272,7 +272,7 @@ async fn apply(
     Ok(kubeconfig_delivered.map_err(ReconcileError::from))
 }
 
-/// The place of a copy, and the digest of its content.
+/// The namespace and name of a copy, and the digest of its content.
 fn digest<K: Resource + Serialize>(copy: &K) -> ((String, String), String) {
     let value = serde_json::to_value(copy).expect("typed Kubernetes objects have string keys only");
     (

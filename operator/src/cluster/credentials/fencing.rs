@@ -33,14 +33,19 @@ const NUMBER: &str = "incarnation";
 const TEMPLATE: &str = "template";
 
 /// The incarnation that a control plane of this template must run with, as far as the watches know.
-pub(crate) fn plan(context: &Context, identity: &Identity, observed: &Observed, template: &str) -> Incarnation {
-    let kept = find_kept(context, identity);
+pub(crate) fn plan_incarnation_by_cache(
+    context: &Context,
+    identity: &Identity,
+    observed: &Observed,
+    template: &str,
+) -> Incarnation {
+    let last_start = find_last_start(context, identity);
     let running = control_plane::running_incarnation(observed.stateful_set.as_deref());
-    pods::plan_incarnation(running, kept.as_ref(), template, first())
+    pods::plan_incarnation(running, last_start.as_ref(), template, first_incarnation())
 }
 
 /// Persists a planned incarnation before it is used, and returns it.
-pub(crate) async fn ensure(
+pub(crate) async fn ensure_incarnation(
     context: &Context,
     identity: &Identity,
     planned: Incarnation,
@@ -57,11 +62,16 @@ pub(crate) async fn ensure(
     let (secret, set) = tokio::try_join!(secrets.get(&name), sets.get_opt(NAME))
         .map_err(ReconcileError::host("the last incarnation"))?;
     let running = control_plane::running_incarnation(set.as_ref());
-    match pods::plan_incarnation(running, read(&secret).as_ref(), template, first()) {
+    match pods::plan_incarnation(
+        running,
+        read_last_start(&secret).as_ref(),
+        template,
+        first_incarnation(),
+    ) {
         Incarnation::Same(number) => Ok(number),
         Incarnation::New(number) => {
-            let patch = KeptPatch {
-                metadata: KeptMetadata {
+            let patch = IncarnationPatch {
+                metadata: IncarnationMetadata {
                     resource_version: secret.resource_version().unwrap_or_default(),
                 },
                 string_data: [(NUMBER, number.to_string()), (TEMPLATE, template.to_owned())].into(),
@@ -77,40 +87,46 @@ pub(crate) async fn ensure(
 }
 
 /// Whether a control plane was started, or was about to be, on the store of this Secret.
-pub(crate) fn is_noted(store: &Secret) -> bool {
+pub(crate) fn has_start(store: &Secret) -> bool {
     store.data.as_ref().is_some_and(|data| data.contains_key(NUMBER))
 }
 
 /// Marks a new Secret that replaces the lost one of a store: a control plane may have been started.
 /// Without a template the record matches no known start.
-pub(crate) fn note_unknown(texts: &mut BTreeMap<String, String>) {
-    texts.insert(NUMBER.to_owned(), first().to_string());
+pub(crate) fn record_unknown_start(texts: &mut BTreeMap<String, String>) {
+    texts.insert(NUMBER.to_owned(), first_incarnation().to_string());
 }
 
-fn find_kept(context: &Context, identity: &Identity) -> Option<LastStart> {
+fn find_last_start(context: &Context, identity: &Identity) -> Option<LastStart> {
     let key = ObjectRef::<Secret>::new(&identity.store_secret()).within(PKI_NAMESPACE);
-    context.host.caches.secrets.get(&key).as_deref().and_then(read)
+    context
+        .host
+        .caches
+        .secrets
+        .get(&key)
+        .as_deref()
+        .and_then(read_last_start)
 }
 
-fn first() -> u64 {
+fn first_incarnation() -> u64 {
     u64::try_from(Timestamp::now().as_second()).unwrap_or(1)
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct KeptPatch<'a> {
-    metadata: KeptMetadata,
+struct IncarnationPatch<'a> {
+    metadata: IncarnationMetadata,
     string_data: BTreeMap<&'a str, String>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct KeptMetadata {
+struct IncarnationMetadata {
     /// Makes the patch fail if another writer raised the incarnation in between.
     resource_version: String,
 }
 
-fn read(secret: &Secret) -> Option<LastStart> {
+fn read_last_start(secret: &Secret) -> Option<LastStart> {
     let mut data = data_of(secret);
     let mut text = |key: &str| String::from_utf8(data.remove(key)?).ok();
     Some(LastStart {

@@ -29,7 +29,7 @@ use yoke_pki::service_account::ServiceAccountKey;
 use crate::cluster::context::Context;
 use crate::cluster::credentials::fencing;
 use crate::cluster::history::had_api;
-use crate::cluster::ownership::is_of;
+use crate::cluster::ownership::is_owned_secret;
 use crate::cluster::resources::secrets;
 use crate::error::ReconcileError;
 use crate::host_api::events::Notice;
@@ -47,7 +47,7 @@ const SERVICE_ACCOUNT: &str = "sa.key";
 pub(crate) type Texts = BTreeMap<String, String>;
 
 /// A persisted Secret and its copy.
-struct Place<'a> {
+struct PersistedSecret<'a> {
     name: String,
     component: &'a str,
     /// The required key, the same in the Secret and in its copy.
@@ -59,23 +59,23 @@ struct Place<'a> {
 /// Whether the store may have data, even from a deleted Cluster with this identity. The status of
 /// that Cluster is gone, but the Secret of its store is not. The watch may lag behind, so an
 /// unknown start is read from the host API.
-pub(crate) async fn has_state(
+pub(crate) async fn may_have_data(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
 ) -> Result<bool, ReconcileError> {
     let name = identity.store_secret();
     let known = find_own(context, identity, &name, PKI_NAMESPACE);
-    if had_api(cluster) || known.is_some_and(|secret| fencing::is_noted(&secret)) {
+    if had_api(cluster) || known.is_some_and(|secret| fencing::has_start(&secret)) {
         return Ok(true);
     }
     let api = Api::<Secret>::namespaced(context.host.client.clone(), PKI_NAMESPACE);
     let found = get_secret(&api, &name).await?;
-    Ok(found.is_some_and(|secret| fencing::is_noted(&secret)))
+    Ok(found.is_some_and(|secret| fencing::has_start(&secret)))
 }
 
 /// Whether the service-account key and the credentials of the store's user exist.
-pub(crate) fn are_known(context: &Context, identity: &Identity) -> bool {
+pub(crate) fn credentials_exist(context: &Context, identity: &Identity) -> bool {
     let has = |name: &str, key: &str| {
         let secret = find_own(context, identity, name, PKI_NAMESPACE);
         secret.is_some_and(|secret| text_of(&secret, key).is_some())
@@ -99,7 +99,7 @@ fn read_own(
     name: String,
     key: &'static str,
 ) -> Result<String, ReconcileError> {
-    let own = secret.filter(|secret| is_of(secret, identity));
+    let own = secret.filter(|secret| is_owned_secret(secret, identity));
     own.and_then(|secret| text_of(secret, key))
         .ok_or(ReconcileError::CredentialMissing { name, key })
 }
@@ -110,33 +110,33 @@ pub(crate) async fn ensure_service_account(
     cluster: &Cluster,
     identity: &Identity,
 ) -> Result<(), ReconcileError> {
-    let place = Place {
+    let persisted = PersistedSecret {
         name: identity.service_account_secret(),
         component: component::PKI,
         key: SERVICE_ACCOUNT,
         copy: secrets::API_SERVER,
     };
-    let texts = |key: &ServiceAccountKey| -> Texts {
+    let to_texts = |key: &ServiceAccountKey| -> Texts {
         [
             (SERVICE_ACCOUNT.to_owned(), key.private_pem().to_owned()),
             ("sa.pub".to_owned(), key.public_pem().to_owned()),
         ]
         .into()
     };
-    let read = |text: String| ServiceAccountKey::from_pem(&text).ok().map(|key| texts(&key));
-    let draw = async {
+    let read = |text: String| ServiceAccountKey::from_pem(&text).ok().map(|key| to_texts(&key));
+    let generate = async {
         match had_api(cluster) {
             true => Err(ReconcileError::Lost {
                 name: identity.service_account_secret(),
             }),
-            false => Ok(texts(&ServiceAccountKey::generate()?)),
+            false => Ok(to_texts(&ServiceAccountKey::generate()?)),
         }
     };
-    let secret = keep(context, identity, &place, read, draw).await?;
-    let is_there = text_of(&secret, place.key).is_some();
-    is_there.then_some(()).ok_or(ReconcileError::CredentialMissing {
-        name: place.name,
-        key: place.key,
+    let secret = ensure_secret(context, identity, &persisted, read, generate).await?;
+    let exists = text_of(&secret, persisted.key).is_some();
+    exists.then_some(()).ok_or(ReconcileError::CredentialMissing {
+        name: persisted.name,
+        key: persisted.key,
     })
 }
 
@@ -150,31 +150,31 @@ pub(crate) async fn ensure_account(
     identity: &Identity,
     size: Size,
 ) -> Result<Account, ReconcileError> {
-    let place = Place {
+    let persisted = PersistedSecret {
         name: identity.store_secret(),
         component: component::STORE,
         key: CREDENTIALS,
         copy: secrets::STORE,
     };
     let now = Timestamp::now().as_second();
-    let replace = |account: Account| {
+    let to_texts = |account: Account| {
         let mut texts = account.to_data();
-        fencing::note_unknown(&mut texts);
+        fencing::record_unknown_start(&mut texts);
         texts
     };
-    let read = |text: String| Some(replace(Account::of_user(ClusterUser::from_credentials(&text)?, size)));
-    let draw = async {
-        let had = cluster.status.as_ref().and_then(|status| status.storage.as_ref());
-        match had {
-            Some(had) => {
-                tell_of_lost_user(context, cluster, identity).await;
+    let read = |text: String| Some(to_texts(Account::of_user(ClusterUser::from_credentials(&text)?, size)));
+    let generate = async {
+        let storage = cluster.status.as_ref().and_then(|status| status.storage.as_ref());
+        match storage {
+            Some(storage) => {
+                publish_lost_user(context, cluster, identity).await;
                 let mut account = Account {
-                    public_key: had.account.clone(),
+                    public_key: storage.account.clone(),
                     user: None,
                     size,
                 };
                 account.renew_user(&identity.id, now)?;
-                Ok(replace(account))
+                Ok(to_texts(account))
             }
             None if had_api(cluster) => Err(ReconcileError::Lost {
                 name: identity.store_secret(),
@@ -182,13 +182,13 @@ pub(crate) async fn ensure_account(
             None => Ok(Account::draw(&identity.id, size, now)?.to_data()),
         }
     };
-    let secret = keep(context, identity, &place, read, draw).await?;
+    let secret = ensure_secret(context, identity, &persisted, read, generate).await?;
     let mut account = Account::from_data(&data_of(&secret))?;
     if account.user.is_none() {
         // The data of a deleted Cluster with this identity was retained, and belongs to this
         // Cluster now.
         account.renew_user(&identity.id, now)?;
-        write(context, &secret, account.to_data()).await?;
+        write_texts(context, &secret, account.to_data()).await?;
     }
     Ok(account)
 }
@@ -202,17 +202,21 @@ pub(crate) fn size_of(context: &Context, cluster: &Cluster) -> Size {
 }
 
 /// Records the size of the account in its Secret.
-pub(crate) async fn note_size(context: &Context, identity: &Identity, account: &Account) -> Result<(), ReconcileError> {
+pub(crate) async fn record_size(
+    context: &Context,
+    identity: &Identity,
+    account: &Account,
+) -> Result<(), ReconcileError> {
     let api = Api::<Secret>::namespaced(context.host.client.clone(), PKI_NAMESPACE);
     let Some(secret) = get_secret(&api, &identity.store_secret()).await? else {
         return Ok(());
     };
     let mut data = account.to_data();
     data.retain(|key, _| key == QUOTA || key == REPLICAS);
-    write(context, &secret, data).await
+    write_texts(context, &secret, data).await
 }
 
-async fn tell_of_lost_user(context: &Context, cluster: &Cluster, identity: &Identity) {
+async fn publish_lost_user(context: &Context, cluster: &Cluster, identity: &Identity) {
     tracing::warn!(cluster = %identity.id, "user of the store was lost and is replaced");
     let notice = Notice {
         warning: true,
@@ -231,14 +235,14 @@ pub(crate) async fn find_account(
     known: Option<&str>,
     size: Size,
 ) -> Result<Option<Account>, ReconcileError> {
-    let kept = find_own(context, identity, &identity.store_secret(), PKI_NAMESPACE);
-    if let Some(account) = kept.and_then(|secret| Account::from_data(&data_of(&secret)).ok()) {
+    let persisted = find_own(context, identity, &identity.store_secret(), PKI_NAMESPACE);
+    if let Some(account) = persisted.and_then(|secret| Account::from_data(&data_of(&secret)).ok()) {
         return Ok(Some(account));
     }
     if has_copy(context, identity) {
         let hosted = Api::<Secret>::namespaced(context.host.client.clone(), identity.hosted().as_str());
         let copy = get_secret(&hosted, secrets::STORE).await?;
-        let copy = copy.filter(|copy| is_of(copy, identity));
+        let copy = copy.filter(|copy| is_owned_secret(copy, identity));
         let user = copy.and_then(|copy| ClusterUser::from_credentials(&text_of(&copy, CREDENTIALS)?));
         if let Some(user) = user {
             return Ok(Some(Account::of_user(user, size)));
@@ -260,7 +264,7 @@ pub(crate) fn has_copy(context: &Context, identity: &Identity) -> bool {
 fn find_own(context: &Context, identity: &Identity, name: &str, namespace: &str) -> Option<Arc<Secret>> {
     let secret = ObjectRef::<Secret>::new(name).within(namespace);
     let secret = context.host.caches.secrets.get(&secret)?;
-    is_of(&secret, identity).then_some(secret)
+    is_owned_secret(&secret, identity).then_some(secret)
 }
 
 /// Retains the Secret that names an account with retained data, and removes the credentials from
@@ -270,15 +274,15 @@ pub(crate) async fn retain(context: &Context, identity: &Identity, account: Acco
     let name = identity.store_secret();
     let Some(secret) = get_secret(&api, &name).await? else {
         let mut texts = account.closed().to_data();
-        fencing::note_unknown(&mut texts);
-        let secret = build(identity, &name, component::STORE, texts);
+        fencing::record_unknown_start(&mut texts);
+        let secret = build_secret(identity, &name, component::STORE, texts);
         context.applier.create(&api, &secret).await?;
         return Ok(());
     };
     if !data_of(&secret).contains_key(CREDENTIALS) {
         return Ok(());
     }
-    let patch = Removal {
+    let patch = RemovalPatch {
         data: [(CREDENTIALS, None)].into(),
     };
     api.patch(&name, &context.applier.merge_params(), &Patch::Merge(&patch))
@@ -295,27 +299,27 @@ pub(crate) fn is_retained(secret: &Secret) -> bool {
 }
 
 #[derive(Debug, Serialize)]
-struct Removal {
+struct RemovalPatch {
     data: BTreeMap<&'static str, Option<ByteString>>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Addition {
-    metadata: Version,
+struct TextsPatch {
+    metadata: VersionMetadata,
     string_data: Texts,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Version {
+struct VersionMetadata {
     resource_version: String,
 }
 
 /// Writes values into a Secret, if it is unchanged since it was read.
-async fn write(context: &Context, secret: &Secret, texts: Texts) -> Result<(), ReconcileError> {
-    let patch = Addition {
-        metadata: Version {
+async fn write_texts(context: &Context, secret: &Secret, texts: Texts) -> Result<(), ReconcileError> {
+    let patch = TextsPatch {
+        metadata: VersionMetadata {
             resource_version: secret.resource_version().unwrap_or_default(),
         },
         string_data: texts,
@@ -333,47 +337,47 @@ async fn write(context: &Context, secret: &Secret, texts: Texts) -> Result<(), R
 
 /// Returns the persisted Secret. A missing one is restored from its copy, or generated. The watch
 /// may lag behind, so the host API must confirm that it is missing.
-async fn keep(
+async fn ensure_secret(
     context: &Context,
     identity: &Identity,
-    place: &Place<'_>,
+    persisted: &PersistedSecret<'_>,
     read: impl Fn(String) -> Option<Texts>,
-    draw: impl Future<Output = Result<Texts, ReconcileError>>,
+    generate: impl Future<Output = Result<Texts, ReconcileError>>,
 ) -> Result<Secret, ReconcileError> {
-    let key = ObjectRef::<Secret>::new(&place.name).within(PKI_NAMESPACE);
+    let key = ObjectRef::<Secret>::new(&persisted.name).within(PKI_NAMESPACE);
     let api = Api::<Secret>::namespaced(context.host.client.clone(), PKI_NAMESPACE);
     let mut found = context.host.caches.secrets.get(&key).map(|secret| (*secret).clone());
     if found.is_none() {
-        found = get_secret(&api, &place.name).await?;
+        found = get_secret(&api, &persisted.name).await?;
     }
     if found.is_none() {
         let hosted = Api::<Secret>::namespaced(context.host.client.clone(), identity.hosted().as_str());
-        let copy = get_secret(&hosted, place.copy)
+        let copy = get_secret(&hosted, persisted.copy)
             .await?
-            .filter(|copy| is_of(copy, identity));
-        let copied = copy.and_then(|copy| read(text_of(&copy, place.key)?));
+            .filter(|copy| is_owned_secret(copy, identity));
+        let copied = copy.and_then(|copy| read(text_of(&copy, persisted.key)?));
         let texts = match copied {
             Some(texts) => {
-                tracing::warn!(cluster = %identity.id, secret = place.name, "credential Secret was lost and is restored from its copy");
+                tracing::warn!(cluster = %identity.id, secret = persisted.name, "credential Secret was lost and is restored from its copy");
                 texts
             }
-            None => draw.await?,
+            None => generate.await?,
         };
-        let secret = build(identity, &place.name, place.component, texts);
+        let secret = build_secret(identity, &persisted.name, persisted.component, texts);
         found = match context.applier.create(&api, &secret).await? {
-            Some(made) => Some(made),
-            None => get_secret(&api, &place.name).await?,
+            Some(created) => Some(created),
+            None => get_secret(&api, &persisted.name).await?,
         };
     }
     found
-        .filter(|secret| is_of(secret, identity))
+        .filter(|secret| is_owned_secret(secret, identity))
         .ok_or_else(|| ReconcileError::CredentialMissing {
-            name: place.name.clone(),
-            key: place.key,
+            name: persisted.name.clone(),
+            key: persisted.key,
         })
 }
 
-fn build(identity: &Identity, name: &str, component: &str, texts: Texts) -> Secret {
+fn build_secret(identity: &Identity, name: &str, component: &str, texts: Texts) -> Secret {
     let data = texts
         .into_iter()
         .map(|(key, text)| (key, ByteString(text.into_bytes())));

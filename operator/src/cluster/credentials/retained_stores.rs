@@ -31,27 +31,27 @@ pub(crate) struct RetainedStore {
 pub(crate) fn find_retained_stores(host: &Host, tenant: &str) -> Vec<RetainedStore> {
     // A Cluster that only claims the identity is refused, and owns none of the data.
     let clusters = host.caches.clusters.summaries_in(tenant);
-    let had: HashSet<_> = clusters
+    let owned: HashSet<_> = clusters
         .iter()
         .filter_map(|cluster| Some((cluster.id.as_deref()?, &*cluster.name)))
         .collect();
     let secrets = &host.caches.secrets;
     let reserved = host.caches.reserved.of(tenant);
-    let left = reserved.keys().filter_map(|id| {
+    let retained = reserved.keys().filter_map(|id| {
         let secret = secrets.get(&ObjectRef::new(&store_secret(id)).within(PKI_NAMESPACE))?;
         let name = secret.labels().get(labels::CLUSTER).map(String::as_str);
-        if name.is_some_and(|name| had.contains(&(id.as_str(), name))) {
+        if name.is_some_and(|name| owned.contains(&(id.as_str(), name))) {
             return None;
         }
         let account = Account::from_data(&data_of(&secret)).ok()?;
         let copy = ObjectRef::<Secret>::new(secrets::STORE).within(id.hosted_namespace().as_str());
-        let is_there = secrets.get(&copy).is_some_and(|copy| is_of_tenant(copy.meta(), tenant));
+        let exists = secrets.get(&copy).is_some_and(|copy| is_of_tenant(copy.meta(), tenant));
         Some(RetainedStore {
             account,
             secret: (*secret).clone(),
-            copy: is_there.then_some(copy),
+            copy: exists.then_some(copy),
             id: id.clone(),
         })
     });
-    left.collect()
+    retained.collect()
 }

@@ -5,7 +5,7 @@ use kube::runtime::reflector::ObjectRef;
 use yoke_api::Cluster;
 
 use crate::cluster::failover::pods::Incarnation;
-use crate::cluster::failover::start_queue::{Admission, Wanted};
+use crate::cluster::failover::start_queue::{Admission, QueueEntry};
 use crate::cluster::history::running_version;
 use crate::cluster::observed::Observed;
 use crate::cluster::resources::Blueprint;
@@ -14,8 +14,8 @@ use crate::model::control_plane::{self, ControlPlane};
 use crate::model::identity::Identity;
 
 /// The entry of a Cluster in an admission queue.
-pub(crate) fn build_wanted(cluster: &Cluster, identity: &Identity) -> Wanted {
-    Wanted {
+pub(crate) fn build_queue_entry(cluster: &Cluster, identity: &Identity) -> QueueEntry {
+    QueueEntry {
         id: identity.id.clone(),
         cluster: ObjectRef::from_obj(cluster),
         is_asleep: SleepState::of(cluster).is_asleep(),
@@ -23,7 +23,7 @@ pub(crate) fn build_wanted(cluster: &Cluster, identity: &Identity) -> Wanted {
     }
 }
 
-/// What decides whether a control plane may restart now.
+/// The facts that decide whether a control plane may restart now.
 #[derive(Debug)]
 pub(crate) struct Restart<'a> {
     pub(crate) cluster: &'a Cluster,
@@ -35,25 +35,25 @@ pub(crate) struct Restart<'a> {
     /// Whether its pod was lost with its node.
     pub(crate) is_lost: bool,
     /// Whether its pod terminates anyway.
-    pub(crate) is_leaving: bool,
+    pub(crate) is_terminating: bool,
     /// Whether it gets konnectivity, for which a worker waits.
     pub(crate) gets_konnectivity: bool,
 }
 
-/// What a running control plane needs from the restart queue.
+/// The admission that a running control plane needs from the restart queue.
 pub(crate) fn plan_restart(restart: &Restart<'_>) -> Admission {
     let running = control_plane::running_incarnation(restart.observed.stateful_set.as_deref());
     match (restart.control_plane, restart.planned) {
         _ if restart.is_lost => Admission::Finish,
         (ControlPlane::Running { failing, .. }, Incarnation::New(_)) => {
             // A part that fails already would hold a slot for long.
-            match failing.is_some() || restarts_at_once(restart) {
+            match failing.is_some() || may_restart_at_once(restart) {
                 true => Admission::Finish,
-                false => Admission::Take,
+                false => Admission::Acquire,
             }
         }
         (ControlPlane::Running { current: true, .. }, Incarnation::Same(number))
-            if running == Some(number) && restart.observed.is_whole() =>
+            if running == Some(number) && restart.observed.is_fully_ready() =>
         {
             Admission::Finish
         }
@@ -64,14 +64,14 @@ pub(crate) fn plan_restart(restart: &Restart<'_>) -> Admission {
 
 /// Whether a restart waits for no other: the owner changed the spec, also through a JoinToken, or the
 /// pod terminates anyway.
-fn restarts_at_once(restart: &Restart<'_>) -> bool {
+fn may_restart_at_once(restart: &Restart<'_>) -> bool {
     let cluster = restart.cluster;
-    let seen = cluster.status.as_ref().and_then(|status| status.observed_generation);
+    let observed_generation = cluster.status.as_ref().and_then(|status| status.observed_generation);
     // A step on the way to the requested version.
     let is_next = running_version(cluster).is_some_and(|running| running != restart.blueprint.accepted.version);
     restart.gets_konnectivity
         || is_next
-        || seen != cluster.metadata.generation
+        || observed_generation != cluster.metadata.generation
         || SleepState::of(cluster).is_asleep()
-        || restart.is_leaving
+        || restart.is_terminating
 }

@@ -21,27 +21,27 @@ use crate::tenant_client::Way;
 ///
 /// 1. a pod that was lost recently
 /// 2. a pod that no kubelet terminates although its grace period is over
-/// 3. the pod that the present control plane has replaced
-pub(crate) fn find(context: &Context, identity: &Identity, observed: &Observed) -> Option<LostPod> {
-    let before = || affinity::read_lost(observed.stateful_set.as_deref()?);
-    let lately = context.losses.of(&identity.id);
-    lately.or_else(|| find_stuck(observed)).or_else(before)
+/// 3. the pod that the current control plane has replaced
+pub(crate) fn find_lost_pod(context: &Context, identity: &Identity, observed: &Observed) -> Option<LostPod> {
+    let replaced = || affinity::read_lost(observed.stateful_set.as_deref()?);
+    let recent = context.losses.of(&identity.id);
+    recent.or_else(|| find_stuck_pod(observed)).or_else(replaced)
 }
 
 /// The pod that blocks its successor, or sleep, because no kubelet terminates it. It may still run.
-pub(crate) fn find_stuck(observed: &Observed) -> Option<LostPod> {
+pub(crate) fn find_stuck_pod(observed: &Observed) -> Option<LostPod> {
     let pod = pods::plan_stuck(observed.stateful_set.as_deref(), &observed.pods, Timestamp::now())?;
-    let machine = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone());
     Some(LostPod {
         pod: pod.metadata.uid.clone()?,
-        nodes: machine.into_iter().collect(),
+        nodes: node.into_iter().collect(),
     })
 }
 
 /// Force-deletes pods that were lost recently, or whose grace period is over. `incarnation`
 /// replaces them, and `lost` is the pod that it was started for. Until the StatefulSet controller
 /// has seen that incarnation, it would create the same pod again.
-pub(crate) async fn remove(
+pub(crate) async fn delete_lost_pods(
     context: &Context,
     identity: &Identity,
     observed: &Observed,
@@ -49,30 +49,32 @@ pub(crate) async fn remove(
     lost: Option<&LostPod>,
 ) -> Result<(), ReconcileError> {
     let set = observed.stateful_set.as_deref();
-    if !is_seen(set, incarnation) {
+    if !has_seen(set, incarnation) {
         return Ok(());
     }
-    let lately = context.losses.of(&identity.id);
-    let mut pods = plan_removed(&observed.pods, lost, lately.as_ref());
+    let recent = context.losses.of(&identity.id);
+    let mut pods = plan_deleted(&observed.pods, lost, recent.as_ref());
     if pods.is_empty() {
         pods = pods::plan_replaced(set, &observed.pods, Timestamp::now());
     }
     if pods.is_empty() {
         return Ok(());
     }
-    pod_deletion::force(context, &pods).await?;
+    pod_deletion::force_delete(context, &pods).await?;
     context.apis.forget_way(&identity.id, Way::Inside);
-    context.memory.note_awake(&identity.id, |awake| awake.slow = None);
+    context
+        .memory
+        .update_running(&identity.id, |running| running.probe_backoff = None);
     Ok(())
 }
 
 /// Pods to delete now. A pod whose loss was recorded after `lost` was read must wait: nothing
 /// replaces it yet.
-fn plan_removed<'p>(pods: &'p [Arc<Pod>], lost: Option<&LostPod>, lately: Option<&LostPod>) -> Vec<&'p Pod> {
+fn plan_deleted<'p>(pods: &'p [Arc<Pod>], lost: Option<&LostPod>, recent: Option<&LostPod>) -> Vec<&'p Pod> {
     let is_of =
         |lost: Option<&LostPod>, pod: &Pod| lost.is_some_and(|lost| Some(&lost.pod) == pod.metadata.uid.as_ref());
     let pods = pods.iter().map(AsRef::as_ref);
-    pods.filter(|pod| is_of(lost, pod) && is_of(lately, pod)).collect()
+    pods.filter(|pod| is_of(lost, pod) && is_of(recent, pod)).collect()
 }
 
 /// The state of a control plane, without pods that were lost.
@@ -82,13 +84,13 @@ pub(crate) fn plan_control_plane(
     set: Option<&StatefulSet>,
     observed: &Observed,
 ) -> ControlPlane {
-    let went = |pod: &&Arc<Pod>| context.losses.has(&identity.id, pod.metadata.uid.as_deref());
-    let pods: Vec<_> = observed.pods.iter().filter(|pod| !went(pod)).collect();
+    let is_lost = |pod: &&Arc<Pod>| context.losses.has(&identity.id, pod.metadata.uid.as_deref());
+    let pods: Vec<_> = observed.pods.iter().filter(|pod| !is_lost(pod)).collect();
     control_plane::plan_control_plane(set, &pods)
 }
 
 /// Whether the StatefulSet controller has seen an incarnation.
-fn is_seen(set: Option<&StatefulSet>, incarnation: u64) -> bool {
+fn has_seen(set: Option<&StatefulSet>, incarnation: u64) -> bool {
     let Some(set) = set else {
         return false;
     };
@@ -100,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_goes_when_what_comes_next_was_made_for_its_loss() {
+    fn lost_pod_is_deleted_once_its_replacement_is_requested() {
         let mut pod = Pod::default();
         pod.metadata.uid = Some("a".to_owned());
         let pods = [Arc::new(pod)];
@@ -108,15 +110,15 @@ mod tests {
             pod: pod.to_owned(),
             nodes: ["one".to_owned()].into(),
         };
-        let (it, another) = (lost("a"), lost("b"));
-        for (rule, made_for, lately, expected) in [
-            ("nothing is lost", None, None, 0),
-            ("its loss was noted after the template was made", None, Some(&it), 0),
-            ("that was made for an earlier loss", Some(&another), Some(&it), 0),
-            ("that was made for it", Some(&it), Some(&it), 1),
-            ("which is long ago", Some(&it), None, 0),
+        let (this, another) = (lost("a"), lost("b"));
+        for (rule, replaced, recent, expected) in [
+            ("no pod is lost", None, None, 0),
+            ("loss recorded after the template was built", None, Some(&this), 0),
+            ("template for an earlier loss", Some(&another), Some(&this), 0),
+            ("template for this loss", Some(&this), Some(&this), 1),
+            ("loss is long ago", Some(&this), None, 0),
         ] {
-            assert_eq!(plan_removed(&pods, made_for, lately).len(), expected, "{rule}");
+            assert_eq!(plan_deleted(&pods, replaced, recent).len(), expected, "{rule}");
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::cluster::observed::Observed;
 use crate::error::ReconcileError;
 
 /// Force-deletes pods that no kubelet has terminated in time.
-pub(crate) async fn force(context: &Context, pods: &[&Pod]) -> Result<(), ReconcileError> {
+pub(crate) async fn force_delete(context: &Context, pods: &[&Pod]) -> Result<(), ReconcileError> {
     for pod in pods {
         let deleted = delete_pod(context, pod, Some(0)).await;
         if deleted.map_err(ReconcileError::host("a pod that does not terminate"))? {

@@ -41,17 +41,17 @@ pub fn plan_replacement<P: AsRef<Pod>>(pods: &[P], now: Timestamp) -> Option<&Po
                 let ended = status.last_state.as_ref().and_then(|last| last.terminated.as_ref());
                 is_of_api(status)
                     && is_backing_off(status)
-                    && ended.is_some_and(|ended| waits_long(pod, status, ended, now))
+                    && ended.is_some_and(|ended| backs_off_long(pod, status, ended, now))
             })
     })
 }
 
-fn waits_long(pod: &Pod, status: &ContainerStatus, ended: &ContainerStateTerminated, now: Timestamp) -> bool {
+fn backs_off_long(pod: &Pod, status: &ContainerStatus, ended: &ContainerStateTerminated, now: Timestamp) -> bool {
     let Some(end) = ended.finished_at.as_ref().map(|end| end.0) else {
         return false;
     };
-    let began = ended.started_at.as_ref().map(|began| began.0);
-    let has_served = began.is_some_and(|began| has_served(pod, began, end));
+    let started = ended.started_at.as_ref().map(|started| started.0);
+    let has_served = started.is_some_and(|started| has_served(pod, started, end));
     // Without its store an API server keeps running, and recovers sooner than a new pod would
     // start.
     let longest = match has_served && status.name == API_SERVER {
@@ -61,16 +61,16 @@ fn waits_long(pod: &Pod, status: &ContainerStatus, ended: &ContainerStateTermina
     now.duration_since(end) > longest
 }
 
-/// Whether a container that ran from `began` to `end` has served. It did if it ran for long, or if
+/// Whether a container that ran from `started` to `end` has served: it ran for long, or
 /// its pod was ready in between and is not new.
-fn has_served(pod: &Pod, began: Timestamp, end: Timestamp) -> bool {
+fn has_served(pod: &Pod, started: Timestamp, end: Timestamp) -> bool {
     let is_old = |since: Timestamp| end.duration_since(since) >= SERVED;
     let changed = control_plane::find_ready(pod).and_then(|ready| ready.last_transition_time.as_ref());
-    let was_ready = changed.is_some_and(|changed| changed.0 > began);
-    is_old(began) || was_ready && pod.creation_timestamp().is_some_and(|made| is_old(made.0))
+    let was_ready = changed.is_some_and(|changed| changed.0 > started);
+    is_old(started) || was_ready && pod.creation_timestamp().is_some_and(|created| is_old(created.0))
 }
 
-/// What a control plane needs from the start queue. `is_lost`: its pod was lost with its node, and no
+/// The admission that a control plane needs from the start queue. `is_lost`: its pod was lost with its node, and no
 /// replacement was requested yet.
 pub fn plan_start<P: AsRef<Pod>>(
     control_plane: &ControlPlane,
@@ -81,8 +81,8 @@ pub fn plan_start<P: AsRef<Pod>>(
 ) -> Admission {
     match control_plane {
         _ if is_asleep => Admission::Finish,
-        _ if is_lost => Admission::Take,
-        ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => Admission::Take,
+        _ if is_lost => Admission::Acquire,
+        ControlPlane::Absent | ControlPlane::Asleep | ControlPlane::GoingToSleep => Admission::Acquire,
         ControlPlane::Failing(_) => Admission::Finish,
         // The node's work is not what delays it.
         ControlPlane::Pending(_) if is_unschedulable(pods) => Admission::Finish,
@@ -150,15 +150,20 @@ pub enum Incarnation {
 
 /// The incarnation for a template: a new one for each created StatefulSet and each change of its
 /// template. `first` is for a control plane without any record.
-pub fn plan_incarnation(running: Option<u64>, kept: Option<&LastStart>, template: &str, first: u64) -> Incarnation {
-    match (running, kept) {
+pub fn plan_incarnation(
+    running: Option<u64>,
+    last_start: Option<&LastStart>,
+    template: &str,
+    first: u64,
+) -> Incarnation {
+    match (running, last_start) {
         (None, None) => Incarnation::New(first),
-        (None, Some(kept)) => Incarnation::New(kept.number.saturating_add(1)),
+        (None, Some(last)) => Incarnation::New(last.number.saturating_add(1)),
         // The template of the running incarnation is not known. A new incarnation would restart
         // every such control plane.
         (Some(running), None) => Incarnation::New(running),
-        (Some(running), Some(kept)) if kept.template == template => Incarnation::Same(running.max(kept.number)),
-        (Some(running), Some(kept)) => Incarnation::New(running.max(kept.number).saturating_add(1)),
+        (Some(running), Some(last)) if last.template == template => Incarnation::Same(running.max(last.number)),
+        (Some(running), Some(last)) => Incarnation::New(running.max(last.number).saturating_add(1)),
     }
 }
 

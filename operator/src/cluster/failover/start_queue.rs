@@ -9,8 +9,8 @@
 //! be full, and a version that does not start would be down everywhere before an admin notices.
 //!
 //! ```text
-//!  take ─▶ a slot is free ─▶ apply the Cluster ─▶ its certificates are issued, or it runs ─▶ finish ─┐
-//!     └──▶ waits ◀── enqueued: awake before asleep, then Tenants in turn, then the older ◀──────────┘
+//!  try_admit ─▶ a slot is free ─▶ apply the Cluster ─▶ its certificates are issued, or it runs ─▶ finish ─┐
+//!     └───────▶ waits ◀── enqueued: awake before asleep, then Tenants in turn, then the older ◀──────────┘
 //! ```
 //!
 //! The state is in memory only: work that has started continues without a slot, so a new operator
@@ -31,9 +31,9 @@ pub struct QueueLimits {
     /// Maximum number of slots.
     pub at_once: usize,
     /// Maximum number of slots of one Tenant: its failing control planes delay its own others only.
-    pub of_a_tenant: usize,
+    pub slots_per_tenant: usize,
     /// Time after which a slot is free again, even if its Cluster has not finished.
-    pub limit: Duration,
+    pub slot_timeout: Duration,
 }
 
 impl QueueLimits {
@@ -41,15 +41,15 @@ impl QueueLimits {
     /// certificates after 3 s, and 40 at once take 1.2 s each.
     pub const MADE: Self = Self {
         at_once: 16,
-        of_a_tenant: 16,
-        limit: Duration::from_secs(60),
+        slots_per_tenant: 16,
+        slot_timeout: Duration::from_secs(60),
     };
     /// Limits for restarts, which take some 5 s each. If none recovers, four are lost in ten
     /// minutes before an admin notices.
     pub const RESTARTED: Self = Self {
         at_once: 4,
-        of_a_tenant: 4,
-        limit: Duration::from_mins(10),
+        slots_per_tenant: 4,
+        slot_timeout: Duration::from_mins(10),
     };
 
     /// Limits for starts of stopped control planes, on nodes with this many cores. A start keeps
@@ -60,20 +60,20 @@ impl QueueLimits {
         let at_once = if cores == 0 { 16 } else { cores.saturating_add(1) };
         Self {
             at_once,
-            of_a_tenant: at_once.div_ceil(2),
-            limit: Duration::from_secs(60),
+            slots_per_tenant: at_once.div_ceil(2),
+            slot_timeout: Duration::from_secs(60),
         }
     }
 }
 
-/// What a control plane needs from an admission queue.
+/// The request of a control plane to an admission queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// It needs a slot to go on.
-    Take,
-    /// It goes on as it is: with a slot if it has one.
+    /// A slot is needed to continue.
+    Acquire,
+    /// The control plane continues, with a slot if it has one.
     Continue,
-    /// It goes on, and needs no slot any more.
+    /// The control plane continues, and frees its slot.
     Finish,
 }
 
@@ -81,12 +81,12 @@ pub enum Admission {
 #[derive(Debug)]
 pub struct StartQueue {
     state: Mutex<State>,
-    calls: mpsc::UnboundedSender<ObjectRef<Cluster>>,
+    requeues: mpsc::UnboundedSender<ObjectRef<Cluster>>,
 }
 
 /// A Cluster that needs a slot to be created, started or restarted.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct QueueEntry {
     pub(crate) id: ClusterId,
     pub(crate) cluster: ObjectRef<Cluster>,
     /// Whether no client waits for it.
@@ -96,48 +96,54 @@ pub(crate) struct Wanted {
 
 #[derive(Debug)]
 struct State {
-    rule: QueueLimits,
+    limits: QueueLimits,
     /// Clusters with a slot: their Tenants' namespaces, and since when.
-    taken: HashMap<ClusterId, (Option<String>, Instant)>,
-    waiting: HashMap<ClusterId, Wanted>,
+    slots: HashMap<ClusterId, (Option<String>, Instant)>,
+    waiting: HashMap<ClusterId, QueueEntry>,
 }
 
 impl StartQueue {
     /// Creates an empty queue, and the channel of the Clusters that get a slot later.
-    pub fn new(rule: QueueLimits) -> (Self, mpsc::UnboundedReceiver<ObjectRef<Cluster>>) {
-        let (calls, called) = mpsc::unbounded();
+    pub fn new(limits: QueueLimits) -> (Self, mpsc::UnboundedReceiver<ObjectRef<Cluster>>) {
+        let (sender, receiver) = mpsc::unbounded();
         let state = Mutex::new(State {
-            rule,
-            taken: HashMap::new(),
+            limits,
+            slots: HashMap::new(),
             waiting: HashMap::new(),
         });
-        (Self { state, calls }, called)
+        (
+            Self {
+                state,
+                requeues: sender,
+            },
+            receiver,
+        )
     }
 
     /// Replaces the limits from now on.
-    pub fn set_rule(&self, rule: QueueLimits) {
-        self.lock().rule = rule;
+    pub fn set_rule(&self, limits: QueueLimits) {
+        self.lock().limits = limits;
     }
 
     /// Takes a slot for a Cluster. Returns false if none is free: the Cluster then waits, and is enqueued
     /// when it gets one.
-    pub(crate) fn try_admit(&self, wanted: Wanted) -> bool {
-        let id = wanted.id.clone();
+    pub(crate) fn try_admit(&self, entry: QueueEntry) -> bool {
+        let id = entry.id.clone();
         let (mut state, now) = (self.lock(), Instant::now());
-        state.end_late(now);
-        if !state.taken.contains_key(&id) {
-            state.waiting.insert(id.clone(), wanted);
+        state.expire_slots(now);
+        if !state.slots.contains_key(&id) {
+            state.waiting.insert(id.clone(), entry);
         }
-        self.call(state.fill(now), Some(&id));
-        state.taken.contains_key(&id)
+        self.enqueue(state.assign_slots(now), Some(&id));
+        state.slots.contains_key(&id)
     }
 
-    /// Carries out an admission. Returns whether the control plane may go on.
-    pub(crate) fn admit(&self, admission: Admission, wanted: Wanted) -> bool {
+    /// Applies an admission. Returns whether the control plane may continue.
+    pub(crate) fn admit(&self, admission: Admission, entry: QueueEntry) -> bool {
         match admission {
-            Admission::Take => return self.try_admit(wanted),
+            Admission::Acquire => return self.try_admit(entry),
             Admission::Continue => {}
-            Admission::Finish => self.finish(&wanted.id),
+            Admission::Finish => self.finish(&entry.id),
         }
         true
     }
@@ -146,22 +152,22 @@ impl StartQueue {
     pub(crate) fn started_before(&self, id: &ClusterId, long: Duration) -> bool {
         let state = self.lock();
         let is_young = |(_, since): &(Option<String>, Instant)| since.elapsed() < long;
-        !state.waiting.contains_key(id) && !state.taken.get(id).is_some_and(is_young)
+        !state.waiting.contains_key(id) && !state.slots.get(id).is_some_and(is_young)
     }
 
     /// Frees the slot of a Cluster, or ends its wait.
     pub fn finish(&self, id: &ClusterId) {
         let mut state = self.lock();
         state.waiting.remove(id);
-        state.taken.remove(id);
-        self.call(state.fill(Instant::now()), None);
+        state.slots.remove(id);
+        self.enqueue(state.assign_slots(Instant::now()), None);
     }
 
     /// Enqueues the Clusters that got a slot, except for the caller.
-    fn call(&self, due: Vec<Wanted>, asks: Option<&ClusterId>) {
-        for wanted in due.into_iter().filter(|wanted| Some(&wanted.id) != asks) {
+    fn enqueue(&self, admitted: Vec<QueueEntry>, caller: Option<&ClusterId>) {
+        for entry in admitted.into_iter().filter(|entry| Some(&entry.id) != caller) {
             // Without controllers there is no receiver.
-            let _ = self.calls.unbounded_send(wanted.cluster);
+            let _ = self.requeues.unbounded_send(entry.cluster);
         }
     }
 
@@ -173,38 +179,37 @@ impl StartQueue {
 
 impl State {
     /// Frees the slots that were used for too long.
-    fn end_late(&mut self, now: Instant) {
-        let limit = self.rule.limit;
-        self.taken
-            .retain(|_, (_, since)| now.saturating_duration_since(*since) < limit);
+    fn expire_slots(&mut self, now: Instant) {
+        let timeout = self.limits.slot_timeout;
+        self.slots
+            .retain(|_, (_, since)| now.saturating_duration_since(*since) < timeout);
     }
 
     /// Assigns free slots, and returns the Clusters that got one.
-    fn fill(&mut self, now: Instant) -> Vec<Wanted> {
-        self.end_late(now);
-        let rule = self.rule;
-        let mut due = Vec::new();
-        while self.taken.len() < rule.at_once
-            && let Some(next) = self.find_next()
+    fn assign_slots(&mut self, now: Instant) -> Vec<QueueEntry> {
+        self.expire_slots(now);
+        let limits = self.limits;
+        let mut admitted = Vec::new();
+        while self.slots.len() < limits.at_once
+            && let Some(next) = self.find_next_entry()
         {
             let tenant = next.cluster.namespace.clone();
             self.waiting.remove(&next.id);
-            self.taken.insert(next.id.clone(), (tenant, now));
-            due.push(next);
+            self.slots.insert(next.id.clone(), (tenant, now));
+            admitted.push(next);
         }
-        due
+        admitted
     }
 
-    fn find_next(&self) -> Option<Wanted> {
-        let count_of = |tenant: &Option<String>| self.taken.values().filter(|(other, _)| other == tenant).count();
+    fn find_next_entry(&self) -> Option<QueueEntry> {
+        let count_of = |tenant: &Option<String>| self.slots.values().filter(|(other, _)| other == tenant).count();
         let waiting = self
             .waiting
             .values()
-            .map(|wanted| (count_of(&wanted.cluster.namespace), wanted));
-        let may = waiting.filter(|(creations, _)| *creations < self.rule.of_a_tenant);
-        let next =
-            may.min_by_key(|(creations, wanted)| (wanted.is_asleep, *creations, wanted.created, wanted.id.as_str()));
-        next.map(|(_, wanted)| wanted.clone())
+            .map(|entry| (count_of(&entry.cluster.namespace), entry));
+        let admissible = waiting.filter(|(slots, _)| *slots < self.limits.slots_per_tenant);
+        let next = admissible.min_by_key(|(slots, entry)| (entry.is_asleep, *slots, entry.created, entry.id.as_str()));
+        next.map(|(_, entry)| entry.clone())
     }
 }
 
@@ -232,8 +237,8 @@ impl Queues {
 mod tests {
     use super::*;
 
-    fn wanted(tenant: &str, number: usize, is_asleep: bool) -> Wanted {
-        Wanted {
+    fn entry(tenant: &str, number: usize, is_asleep: bool) -> QueueEntry {
+        QueueEntry {
             id: format!("{}{number:09}", if is_asleep { 's' } else { 'b' })
                 .parse()
                 .unwrap(),
@@ -243,88 +248,85 @@ mod tests {
         }
     }
 
-    /// A queue whose slots are all taken, by sleeping Clusters of one Tenant.
-    fn full() -> (StartQueue, mpsc::UnboundedReceiver<ObjectRef<Cluster>>, Vec<Wanted>) {
-        let (creations, called) = StartQueue::new(QueueLimits::MADE);
+    /// A queue whose slots are all used, by sleeping Clusters of one Tenant.
+    fn full() -> (StartQueue, mpsc::UnboundedReceiver<ObjectRef<Cluster>>, Vec<QueueEntry>) {
+        let (creations, requeues) = StartQueue::new(QueueLimits::MADE);
         let first: Vec<_> = (0..QueueLimits::MADE.at_once)
-            .map(|number| wanted("a", number, true))
+            .map(|number| entry("a", number, true))
             .collect();
-        assert!(first.iter().all(|wanted| creations.try_admit(wanted.clone())));
-        (creations, called, first)
+        assert!(first.iter().all(|entry| creations.try_admit(entry.clone())));
+        (creations, requeues, first)
     }
 
-    fn next(called: &mut mpsc::UnboundedReceiver<ObjectRef<Cluster>>) -> Option<String> {
-        called.try_recv().ok().map(|cluster| cluster.name)
+    fn next(requeues: &mut mpsc::UnboundedReceiver<ObjectRef<Cluster>>) -> Option<String> {
+        requeues.try_recv().ok().map(|cluster| cluster.name)
     }
 
     #[test]
-    fn who_is_awaited_comes_first_then_tenants_in_turn_then_the_older() {
-        let (creations, mut called, first) = full();
-        for waits in [
-            wanted("a", 20, true),
-            wanted("a", 21, false),
-            wanted("b", 23, true),
-            wanted("a", 22, false),
-            wanted("b", 24, true),
+    fn order_is_awaited_clusters_then_tenants_in_turn_then_older_clusters() {
+        let (creations, mut requeues, first) = full();
+        for waiting in [
+            entry("a", 20, true),
+            entry("a", 21, false),
+            entry("b", 23, true),
+            entry("a", 22, false),
+            entry("b", 24, true),
         ] {
-            assert!(!creations.try_admit(waits));
+            assert!(!creations.try_admit(waiting));
         }
         let mut order = Vec::new();
         for done in &first[..5] {
             creations.finish(&done.id);
-            order.extend(next(&mut called));
+            order.extend(next(&mut requeues));
         }
         assert_eq!(order, ["c21", "c22", "c23", "c24", "c20"]);
-        assert!(
-            creations.try_admit(wanted("a", 20, true)),
-            "it has its turn when it comes"
-        );
+        assert!(creations.try_admit(entry("a", 20, true)), "it has got the last slot");
     }
 
     #[test]
-    fn who_wakes_while_it_waits_comes_first() {
-        let (creations, mut called, first) = full();
-        let mut later = wanted("a", 31, true);
-        assert!(!creations.try_admit(wanted("a", 30, true)));
+    fn cluster_that_wakes_while_it_waits_is_admitted_first() {
+        let (creations, mut requeues, first) = full();
+        let mut later = entry("a", 31, true);
+        assert!(!creations.try_admit(entry("a", 30, true)));
         assert!(!creations.try_admit(later.clone()));
         later.is_asleep = false;
         assert!(!creations.try_admit(later));
         creations.finish(&first[0].id);
-        assert_eq!(next(&mut called).as_deref(), Some("c31"));
+        assert_eq!(next(&mut requeues).as_deref(), Some("c31"));
     }
 
     #[test]
-    fn who_took_too_long_has_another_turn_or_waits() {
-        let (creations, mut called, first) = full();
-        let end = |wanted: &Wanted| {
+    fn cluster_with_an_expired_slot_gets_another_one_or_waits() {
+        let (creations, mut requeues, first) = full();
+        let expire = |entry: &QueueEntry| {
             let mut state = creations.lock();
-            let limit = state.rule.limit;
-            state.taken.get_mut(&wanted.id).unwrap().1 -= limit;
+            let limit = state.limits.slot_timeout;
+            state.slots.get_mut(&entry.id).unwrap().1 -= limit;
         };
-        end(&first[0]);
-        assert!(creations.try_admit(first[0].clone()), "there is room");
-        end(&first[0]);
-        assert!(creations.try_admit(wanted("b", 40, false)), "in its place");
+        expire(&first[0]);
+        assert!(creations.try_admit(first[0].clone()), "a slot is free");
+        expire(&first[0]);
+        assert!(creations.try_admit(entry("b", 40, false)), "the expired slot is free");
         assert!(!creations.try_admit(first[0].clone()));
         creations.finish(&first[1].id);
-        assert_eq!(next(&mut called).as_deref(), Some("c0"), "it waited");
+        assert_eq!(next(&mut requeues).as_deref(), Some("c0"), "the next in the queue");
     }
 
     #[test]
-    fn no_tenant_has_all_starts() {
-        let (creations, mut called) = StartQueue::new(QueueLimits::of_starts(3));
-        let first: Vec<_> = (0..2).map(|number| wanted("a", number, false)).collect();
-        assert!(first.iter().all(|wanted| creations.try_admit(wanted.clone())));
-        let next_of_a = wanted("a", 2, false);
+    fn no_tenant_gets_all_slots() {
+        let (creations, mut requeues) = StartQueue::new(QueueLimits::of_starts(3));
+        let first: Vec<_> = (0..2).map(|number| entry("a", number, false)).collect();
+        assert!(first.iter().all(|entry| creations.try_admit(entry.clone())));
+        let next_of_a = entry("a", 2, false);
         assert!(!creations.try_admit(next_of_a.clone()));
         assert!(!creations.started_before(&next_of_a.id, Duration::ZERO));
-        assert!((3..5).all(|number| creations.try_admit(wanted("b", number, false))));
-        assert!(!creations.try_admit(wanted("c", 5, false)), "four have a turn");
+        assert!((3..5).all(|number| creations.try_admit(entry("b", number, false))));
+        assert!(!creations.try_admit(entry("c", 5, false)), "all four slots are used");
         creations.finish(&first[0].id);
-        assert_eq!(next(&mut called).as_deref(), Some("c5"), "its Tenant has none");
+        assert_eq!(next(&mut requeues).as_deref(), Some("c5"), "its Tenant has no slot");
         creations.set_rule(QueueLimits::of_starts(5));
         creations.finish(&first[1].id);
-        assert_eq!(next(&mut called).as_deref(), Some("c2"));
+        assert_eq!(next(&mut requeues).as_deref(), Some("c2"));
         assert!(creations.started_before(&next_of_a.id, Duration::ZERO));
         assert!(!creations.started_before(&next_of_a.id, Duration::from_secs(60)));
         creations.finish(&next_of_a.id);
@@ -332,16 +334,18 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_away_or_takes_too_long_holds_nobody_up() {
-        let (creations, mut called, first) = full();
-        let (gone, waits) = (wanted("a", 40, true), wanted("a", 41, true));
-        assert!(!creations.try_admit(gone.clone()));
-        assert!(!creations.try_admit(waits.clone()));
-        creations.finish(&gone.id);
-        assert_eq!(next(&mut called), None);
-        let due = creations.lock().fill(Instant::now() + QueueLimits::MADE.limit);
-        assert_eq!(due.len(), 1, "all the others took too long");
-        assert_eq!(due[0].id, waits.id);
+    fn deleted_or_slow_cluster_blocks_no_other() {
+        let (creations, mut requeues, first) = full();
+        let (deleted, waiting) = (entry("a", 40, true), entry("a", 41, true));
+        assert!(!creations.try_admit(deleted.clone()));
+        assert!(!creations.try_admit(waiting.clone()));
+        creations.finish(&deleted.id);
+        assert_eq!(next(&mut requeues), None);
+        let admitted = creations
+            .lock()
+            .assign_slots(Instant::now() + QueueLimits::MADE.slot_timeout);
+        assert_eq!(admitted.len(), 1, "all other slots are expired");
+        assert_eq!(admitted[0].id, waiting.id);
         creations.finish(&first[0].id);
         assert!(creations.lock().waiting.is_empty());
     }

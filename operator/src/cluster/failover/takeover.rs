@@ -1,6 +1,6 @@
 //! Runs the planned takeover of a control plane whose node is about to leave, or whose pod is being
 //! deleted. `takeover_plan` decides the next step. This module does what the StatefulSet does
-//! not: it releases pods, moves the Service and holds evictions.
+//! not: it releases pods, moves the Service and blocks evictions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,14 +26,14 @@ use crate::tenant_client::{Access, TenantApi, Way};
 
 /// A server passes this check once it has read the RBAC objects; until then it denies every
 /// request.
-const INFORMED: &str = "/readyz/informer-sync";
+const INFORMER_SYNC: &str = "/readyz/informer-sync";
 /// Timeout for that check.
-const LONGEST: Duration = Duration::from_secs(10);
+const SYNC_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout while another pod still serves.
-const SHORT: Duration = Duration::from_secs(3);
+const SYNC_TIMEOUT_WITH_OTHER: Duration = Duration::from_secs(3);
 
 /// Ordinal of the serving pod. The watch may lag behind the applied one.
-pub(crate) fn find_first(context: &Context, identity: &Identity, set: Option<&StatefulSet>) -> i32 {
+pub(crate) fn find_serving_ordinal(context: &Context, identity: &Identity, set: Option<&StatefulSet>) -> i32 {
     control_plane::first_of(set).max(context.memory.seen(&identity.id).first)
 }
 
@@ -41,14 +41,14 @@ pub(crate) fn find_first(context: &Context, identity: &Identity, set: Option<&St
 /// a pod that is being deleted.
 pub(crate) fn start_takeover(context: &Context, identity: &Identity, observed: &Observed, incarnation: u64) -> Pods {
     let set = observed.stateful_set.as_deref();
-    let first = find_first(context, identity, set);
+    let first = find_serving_ordinal(context, identity, set);
     // The watch has not shown the last takeover yet.
     if control_plane::first_of(set) != first {
         return Pods::after(Step::Alone, first, None);
     }
     let lingering = record_lingering(context, identity, observed, incarnation);
     let state = lingering.as_ref().map(|(_, state)| *state);
-    let cause = takeover_plan::plan_cause(state, find_state(context, observed));
+    let cause = takeover_plan::plan_cause(state, find_takeover_state(context, observed));
     let step = takeover_plan::plan_step(set, &observed.pods, incarnation, cause);
     Pods::after(step, first, lingering)
 }
@@ -62,34 +62,37 @@ fn record_lingering(
     incarnation: u64,
 ) -> Option<(Arc<Pod>, State)> {
     let set = observed.stateful_set.as_deref();
-    let pod = takeover_plan::lingering(set, &observed.pods, incarnation, Timestamp::now())?;
+    let pod = takeover_plan::find_lingering(set, &observed.pods, incarnation, Timestamp::now())?;
     let uid = pod.metadata.uid.as_deref()?;
     if context.memory.seen(&identity.id).released.contains(uid) {
         return None;
     }
     let state = context.notices.record_end(&context.host, pod)?;
-    let is_on = matches!(state, State::StandBy(_) | State::Waiting);
-    is_on.then(|| (Arc::new(pod.clone()), state))
+    let is_active = matches!(state, State::StandBy(_) | State::Waiting);
+    is_active.then(|| (Arc::new(pod.clone()), state))
 }
 
 /// State of the planned takeover, if the node of the control plane is about to leave.
-pub(crate) fn find_state(context: &Context, observed: &Observed) -> Option<State> {
-    context.notices.of(find_pod(observed)?.metadata.uid.as_deref()?)
+pub(crate) fn find_takeover_state(context: &Context, observed: &Observed) -> Option<State> {
+    context.notices.of(find_serving_pod(observed)?.metadata.uid.as_deref()?)
 }
 
 /// Whether another pod takes over, or will, so that this pod terminates anyway.
-pub(crate) fn is_leaving(context: &Context, observed: &Observed) -> bool {
-    matches!(find_state(context, observed), Some(State::Waiting | State::StandBy(_)))
+pub(crate) fn is_taken_over(context: &Context, observed: &Observed) -> bool {
+    matches!(
+        find_takeover_state(context, observed),
+        Some(State::Waiting | State::StandBy(_))
+    )
 }
 
 /// The serving pod, if it is not being deleted.
-fn find_pod(observed: &Observed) -> Option<&Pod> {
+fn find_serving_pod(observed: &Observed) -> Option<&Pod> {
     let mut serving = control_plane::serving(observed.stateful_set.as_deref(), &observed.pods);
     serving.find(|pod| !control_plane::ends(pod))
 }
 
 /// Whether the serving pod is being deleted.
-pub(crate) fn is_ending(observed: &Observed) -> bool {
+pub(crate) fn is_serving_pod_terminating(observed: &Observed) -> bool {
     control_plane::serving(observed.stateful_set.as_deref(), &observed.pods).any(control_plane::ends)
 }
 
@@ -102,42 +105,42 @@ pub(crate) async fn release_others(
     wanted: &Pods,
 ) {
     let pods = takeover_plan::plan_released(&observed.pods, incarnation, wanted);
-    release(context, identity, observed, &pods).await;
+    release_pods(context, identity, observed, &pods).await;
 }
 
 /// Releases every pod: it then exits at once on SIGTERM.
 pub(crate) async fn release_all(context: &Context, identity: &Identity, observed: &Observed) {
     let pods: Vec<_> = observed.pods.iter().map(AsRef::as_ref).collect();
-    release(context, identity, observed, &pods).await;
+    release_pods(context, identity, observed, &pods).await;
 }
 
 /// Releases the pods that are being deleted: they exit at once.
-pub(crate) async fn release_ending(context: &Context, identity: &Identity, observed: &Observed) {
+pub(crate) async fn release_terminating(context: &Context, identity: &Identity, observed: &Observed) {
     let pods = observed.pods.iter().map(AsRef::as_ref);
     let pods: Vec<_> = pods.filter(|pod| control_plane::ends(pod)).collect();
-    release(context, identity, observed, &pods).await;
+    release_pods(context, identity, observed, &pods).await;
 }
 
 /// Releases each pod once. A pod that cannot be reached exits by itself a while later.
-async fn release(context: &Context, identity: &Identity, observed: &Observed, pods: &[&Pod]) {
-    let known = context.memory.seen(&identity.id).released;
+async fn release_pods(context: &Context, identity: &Identity, observed: &Observed, pods: &[&Pod]) {
+    let released = context.memory.seen(&identity.id).released;
     let started = |pod: &&&Pod| pod.status.as_ref().is_some_and(|status| status.pod_ip.is_some());
     let releases = pods.iter().filter(started).filter_map(|pod| {
         let uid = pod.metadata.uid.clone()?;
         let is_lost = context.losses.has(&identity.id, Some(&uid));
-        (!known.contains(&uid) && !is_lost).then_some(async move { (uid, http::release(pod).await) })
+        (!released.contains(&uid) && !is_lost).then_some(async move { (uid, http::release_pod(pod).await) })
     });
     let releases = futures::future::join_all(releases).await;
     if releases.is_empty() {
         return;
     }
-    context.memory.note(&identity.id, |seen| {
-        let is_there = |uid: &String| observed.pods.iter().any(|pod| pod.metadata.uid.as_ref() == Some(uid));
-        seen.released.retain(is_there);
+    context.memory.update(&identity.id, |memory| {
+        let exists = |uid: &String| observed.pods.iter().any(|pod| pod.metadata.uid.as_ref() == Some(uid));
+        memory.released.retain(exists);
         for (uid, result) in releases {
             match result {
                 Ok(()) => {
-                    seen.released.insert(uid);
+                    memory.released.insert(uid);
                 }
                 // A pod that has terminated while its object remains does not answer.
                 Err(error) => {
@@ -157,7 +160,7 @@ pub(crate) async fn hand_over(
     context: &Context,
     blueprint: &Blueprint<'_>,
     observed: &Observed,
-    reach: Option<&ApiAccess>,
+    access: Option<&ApiAccess>,
     first: i32,
     has_other: bool,
 ) -> Result<bool, ApplyError> {
@@ -166,11 +169,15 @@ pub(crate) async fn hand_over(
     let mut pods = observed.pods.iter();
     let pod = pods.find(|pod| pod.metadata.name.as_ref() == Some(&name));
     let address = pod.and_then(|pod| pod.status.as_ref()?.pod_ip.as_deref()?.parse().ok());
-    let longest = if has_other { SHORT } else { LONGEST };
-    let answers = match (address, reach) {
-        (Some(address), Some(reach)) => {
-            let informed = wait_informed(probe::at(identity, address, reach));
-            tokio::time::timeout(longest, informed).await.is_ok()
+    let timeout = if has_other {
+        SYNC_TIMEOUT_WITH_OTHER
+    } else {
+        SYNC_TIMEOUT
+    };
+    let answers = match (address, access) {
+        (Some(address), Some(access)) => {
+            let synced = wait_until_synced(probe::access_to_pod(identity, address, access));
+            tokio::time::timeout(timeout, synced).await.is_ok()
         }
         _ => false,
     };
@@ -188,31 +195,37 @@ pub(crate) async fn hand_over(
 }
 
 /// Records the ordinal of the serving pod: the watch may lag behind.
-pub(crate) fn note_first(context: &Context, identity: &Identity, first: i32) {
-    context.memory.note(&identity.id, |seen| seen.first = first);
-    context.memory.note_awake(&identity.id, |awake| awake.slow = None);
+pub(crate) fn record_serving_ordinal(context: &Context, identity: &Identity, first: i32) {
+    context.memory.update(&identity.id, |memory| memory.first = first);
+    context
+        .memory
+        .update_running(&identity.id, |running| running.probe_backoff = None);
 }
 
-async fn wait_informed(access: Access) {
+async fn wait_until_synced(access: Access) {
     let Ok(api) = TenantApi::new(&access) else {
         return;
     };
     // The caller has a timeout of its own.
-    let _ = probe::wait(&api, INFORMED, Duration::MAX).await;
+    let _ = probe::poll_until_ready(&api, INFORMER_SYNC, Duration::MAX).await;
 }
 
 /// Whether evictions must wait until another pod takes over. They must not if no pod will.
-pub(crate) fn holds_evictions(context: &Context, observed: &Observed) -> bool {
-    let state = find_state(context, observed);
+pub(crate) fn must_block_evictions(context: &Context, observed: &Observed) -> bool {
+    let state = find_takeover_state(context, observed);
     context.host.config.planned_takeover.per_minute > 0
         && !matches!(state, Some(State::Failed(_) | State::Nowhere))
-        && find_pod(observed).is_some_and(|pod| drain::has_other(&context.host, pod))
+        && find_serving_pod(observed).is_some_and(|pod| drain::has_other(&context.host, pod))
 }
 
 /// Creates the PodDisruptionBudget that makes evictions wait, or deletes it.
-pub(crate) async fn ensure_budget(context: &Context, identity: &Identity, holds: bool) -> Result<(), ApplyError> {
+pub(crate) async fn ensure_budget(
+    context: &Context,
+    identity: &Identity,
+    blocks_evictions: bool,
+) -> Result<(), ApplyError> {
     let budgets = &context.host.caches.budgets;
-    if holds {
+    if blocks_evictions {
         return context.applier.apply(budgets, &objects::build_budget(identity)).await;
     }
     let hosted = identity.hosted().to_string();

@@ -52,7 +52,7 @@ pub fn plan_step<P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &[P], incarnati
         return Step::Alone;
     }
     let first = first_of(set);
-    let of_this_start = |pod: &&Pod| !ends(pod) && is_of(pod, incarnation);
+    let of_this_start = |pod: &&Pod| !ends(pod) && has_incarnation(pod, incarnation);
     let standby = numbered(pods, first.saturating_add(1)).find(of_this_start);
     // An evicted pod is not replaced before the standby pod serves.
     let ended = numbered(pods, first).any(ends);
@@ -60,7 +60,7 @@ pub fn plan_step<P: AsRef<Pod>>(set: Option<&StatefulSet>, pods: &[P], incarnati
     // A replacement of the serving pod may become ready later than the standby pod.
     let serves = numbered(pods, first).any(|pod| of_this_start(&pod) && has_ready_api(pod));
     // A class may tolerate the taints of a node that is about to leave.
-    let is_elsewhere = |standby| numbered(pods, first).all(|pod| place_of(pod) != place_of(standby));
+    let is_elsewhere = |standby| numbered(pods, first).all(|pod| node_of(pod) != node_of(standby));
     match standby {
         Some(standby) if has_ready_api(standby) && (ended || !serves || leaves && is_elsewhere(standby)) => {
             Step::TakeOver
@@ -138,23 +138,24 @@ pub fn plan_released<'p, P: AsRef<Pod>>(pods: &'p [P], incarnation: u64, wanted:
         .map(control_plane::pod_name)
         .collect();
     let stays = |pod: &Pod| {
-        let place = names.iter().position(|name| pod.metadata.name.as_ref() == Some(name));
-        let goes = ends(pod) && !(place == Some(0) && lingers);
-        is_of(pod, incarnation) && place.is_some() && !goes
+        let position = names.iter().position(|name| pod.metadata.name.as_ref() == Some(name));
+        let terminates = ends(pod) && !(position == Some(0) && lingers);
+        has_incarnation(pod, incarnation) && position.is_some() && !terminates
     };
     pods.iter().map(AsRef::as_ref).filter(|pod| !stays(pod)).collect()
 }
 
 /// The pod that still serves although it is being deleted. A pod of this incarnation does so for a
 /// while, unless it is released.
-pub fn lingering<'p, P: AsRef<Pod>>(
+pub fn find_lingering<'p, P: AsRef<Pod>>(
     set: Option<&StatefulSet>,
     pods: &'p [P],
     incarnation: u64,
     now: Timestamp,
 ) -> Option<&'p Pod> {
-    let lingers =
-        |pod: &&Pod| is_of(pod, incarnation) && has_ready_api(pod) && lingers_until(pod).is_some_and(|end| now < end);
+    let lingers = |pod: &&Pod| {
+        has_incarnation(pod, incarnation) && has_ready_api(pod) && lingers_until(pod).is_some_and(|end| now < end)
+    };
     serving(set, pods).find(lingers)
 }
 
@@ -168,11 +169,11 @@ fn lingers_until(pod: &Pod) -> Option<Timestamp> {
     deleted_at.checked_add(longest).ok()
 }
 
-fn is_of(pod: &Pod, incarnation: u64) -> bool {
+fn has_incarnation(pod: &Pod, incarnation: u64) -> bool {
     incarnation_of(pod.metadata.annotations.as_ref()) == Some(incarnation)
 }
 
-fn place_of(pod: &Pod) -> Option<&String> {
+fn node_of(pod: &Pod) -> Option<&String> {
     pod.spec.as_ref()?.node_name.as_ref()
 }
 
@@ -195,7 +196,7 @@ mod tests {
         let ready = if is_ready { "True" } else { "False" };
         let pod = serde_json::from_value(serde_json::json!({
             "metadata": {"name": format!("control-plane-{number}"), "annotations": {"yoke.drzzl.io/incarnation": "7"}},
-            "spec": {"containers": [], "nodeName": format!("machine-{number}")},
+            "spec": {"containers": [], "nodeName": format!("node-{number}")},
             "status": {"conditions": [{"type": "Initialized", "status": "True"}, {"type": "Ready", "status": ready}]},
         }))
         .unwrap();
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn an_api_is_ready_though_a_controller_is_not() {
+    fn api_is_ready_without_a_ready_controller() {
         let pod = |ready: &str, reason: Option<&str>, api_server: bool, restarts: i32| -> Pod {
             let container = |name: &str, is_ready: bool| {
                 serde_json::json!({"name": name, "image": "", "imageID": "", "ready": is_ready,
@@ -221,21 +222,29 @@ mod tests {
                     container("kube-scheduler", false)]}}))
             .unwrap()
         };
-        let lacks = Some("ContainersNotReady");
+        let not_ready = Some("ContainersNotReady");
         for (rule, pod, expected) in [
-            ("all is ready", pod("True", None, true, 0), (true, true)),
-            ("a controller fails", pod("False", lacks, true, 3), (false, true)),
-            ("a controller is to come", pod("False", lacks, true, 0), (false, false)),
-            ("the API server is not", pod("False", lacks, false, 3), (false, false)),
-            ("its machine is silent", pod("False", None, true, 3), (false, false)),
-            ("nothing is said", Pod::default(), (false, false)),
+            ("every container is ready", pod("True", None, true, 0), (true, true)),
+            ("a controller fails", pod("False", not_ready, true, 3), (false, true)),
+            (
+                "a controller has not started",
+                pod("False", not_ready, true, 0),
+                (false, false),
+            ),
+            (
+                "the API server is not ready",
+                pod("False", not_ready, false, 3),
+                (false, false),
+            ),
+            ("the node is silent", pod("False", None, true, 3), (false, false)),
+            ("no status", Pod::default(), (false, false)),
         ] {
             assert_eq!((is_ready(&pod), has_ready_api(&pod)), expected, "{rule}");
         }
     }
 
     #[test]
-    fn another_pod_stands_by_and_takes_over() {
+    fn step_follows_from_cause_and_pods() {
         let old = || pod(3, true);
         let (next, early) = (|| pod(4, true), || pod(4, false));
         let mut foreign = next();
@@ -243,104 +252,174 @@ mod tests {
             Some([("yoke.drzzl.io/incarnation".to_owned(), "6".to_owned())].into());
         let mut beside = next();
         Arc::make_mut(&mut beside).spec = old().spec.clone();
-        let (machine, end) = (Some(Cause::HostNode), Some(Cause::End));
+        let (leaving, deleted) = (Some(Cause::HostNode), Some(Cause::End));
         for (rule, incarnation, cause, pods, expected) in [
             (
-                "on the same machine",
+                "standby pod on the same node",
                 7,
-                machine,
+                leaving,
                 vec![old(), beside.clone()],
                 Step::StandBy,
             ),
-            ("all is well", 7, None, vec![old()], Step::Alone),
-            ("notice", 7, machine, vec![old()], Step::StandBy),
-            ("it is not ready", 7, machine, vec![old(), early()], Step::StandBy),
-            ("it is ready", 7, machine, vec![old(), next()], Step::TakeOver),
-            ("of another start", 7, machine, vec![old(), foreign], Step::StandBy),
-            ("it ends itself", 7, machine, vec![old(), ending(next())], Step::StandBy),
-            ("the notice is taken back", 7, None, vec![old(), next()], Step::Alone),
-            ("the pod is to end", 7, end, vec![ending(old())], Step::StandBy),
-            ("and serves on", 7, end, vec![ending(old()), early()], Step::StandBy),
+            ("no cause", 7, None, vec![old()], Step::Alone),
+            ("the node leaves", 7, leaving, vec![old()], Step::StandBy),
             (
-                "until another is ready",
+                "standby pod is not ready",
                 7,
-                end,
+                leaving,
+                vec![old(), early()],
+                Step::StandBy,
+            ),
+            ("standby pod is ready", 7, leaving, vec![old(), next()], Step::TakeOver),
+            (
+                "pod of another incarnation",
+                7,
+                leaving,
+                vec![old(), foreign],
+                Step::StandBy,
+            ),
+            (
+                "standby pod terminates",
+                7,
+                leaving,
+                vec![old(), ending(next())],
+                Step::StandBy,
+            ),
+            ("the node stays", 7, None, vec![old(), next()], Step::Alone),
+            ("the pod is deleted", 7, deleted, vec![ending(old())], Step::StandBy),
+            (
+                "deleted pod, standby pod not ready",
+                7,
+                deleted,
+                vec![ending(old()), early()],
+                Step::StandBy,
+            ),
+            (
+                "deleted pod, standby pod ready",
+                7,
+                deleted,
                 vec![ending(old()), next()],
                 Step::TakeOver,
             ),
             (
-                "which may be beside it",
+                "deleted pod, standby pod on the same node",
                 7,
-                end,
+                deleted,
                 vec![ending(old()), beside],
                 Step::TakeOver,
             ),
-            ("it has ended", 7, None, vec![ending(old()), early()], Step::Replace),
-            ("when it is ready", 7, None, vec![ending(old()), next()], Step::TakeOver),
-            ("with none beside it", 7, None, vec![ending(old())], Step::Alone),
-            ("it has gone", 7, None, vec![early()], Step::StandBy),
             (
-                "a new one is not ready",
+                "the pod terminates, standby pod not ready",
+                7,
+                None,
+                vec![ending(old()), early()],
+                Step::Replace,
+            ),
+            (
+                "the pod terminates, standby pod ready",
+                7,
+                None,
+                vec![ending(old()), next()],
+                Step::TakeOver,
+            ),
+            (
+                "the pod terminates, no standby pod",
+                7,
+                None,
+                vec![ending(old())],
+                Step::Alone,
+            ),
+            ("the pod is gone", 7, None, vec![early()], Step::StandBy),
+            (
+                "replacement and standby pod not ready",
                 7,
                 None,
                 vec![pod(3, false), early()],
                 Step::StandBy,
             ),
             (
-                "the other is sooner",
+                "standby pod is ready first",
                 7,
                 None,
                 vec![pod(3, false), next()],
                 Step::TakeOver,
             ),
-            ("the new one is sooner", 7, None, vec![old(), early()], Step::Alone),
-            ("another start is due", 8, machine, vec![old(), next()], Step::Alone),
+            ("replacement is ready first", 7, None, vec![old(), early()], Step::Alone),
+            (
+                "another incarnation is due",
+                8,
+                leaving,
+                vec![old(), next()],
+                Step::Alone,
+            ),
         ] {
             let step = plan_step(Some(&set(3, 1)), &pods, incarnation, cause);
             assert_eq!(step, expected, "{rule}");
         }
         assert_eq!(
-            plan_step::<Arc<Pod>>(None, &[], 7, machine),
+            plan_step::<Arc<Pod>>(None, &[], 7, leaving),
             Step::Alone,
-            "there is none"
+            "no StatefulSet"
         );
     }
 
     #[test]
-    fn there_is_another_one_while_the_former_serves() {
+    fn other_pod_exists_while_the_previous_pod_serves() {
         let standby = || pod(1, true);
         for (rule, pods, expected) in [
-            ("it serves", vec![pod(0, true), standby()], true),
-            ("it has gone", vec![standby()], false),
-            ("it has just begun", vec![pod(0, false), standby()], false),
-            ("it is to end", vec![ending(pod(0, true)), standby()], false),
+            ("the previous pod serves", vec![pod(0, true), standby()], true),
+            ("the previous pod is gone", vec![standby()], false),
+            (
+                "the previous pod has just started",
+                vec![pod(0, false), standby()],
+                false,
+            ),
+            (
+                "the previous pod terminates",
+                vec![ending(pod(0, true)), standby()],
+                false,
+            ),
         ] {
             assert_eq!(has_other(Some(&set(0, 2)), &pods), expected, "{rule}");
         }
     }
 
     #[test]
-    fn who_is_not_waited_for_ends_at_once() {
+    fn unwanted_pods_are_released() {
         let (old, next) = (|| pod(3, true), || pod(4, false));
         let ends = || vec![ending(old()), next()];
         for (rule, incarnation, wanted, lingers, pods, expected) in [
-            ("all is well", 7, (3, 1), false, vec![old()], &[][..]),
-            ("another stands by", 7, (3, 2), false, vec![old(), next()], &[]),
-            ("it is to end", 7, (3, 2), true, ends(), &[]),
-            ("its time is over", 7, (3, 1), false, vec![ending(old())], &[3]),
-            ("another one serves", 7, (4, 1), true, ends(), &[3]),
-            ("it is not told yet", 7, (4, 1), false, vec![old(), next()], &[3]),
-            ("none is to stand by", 7, (3, 1), false, vec![old(), next()], &[4]),
+            ("no takeover", 7, (3, 1), false, vec![old()], &[][..]),
+            ("standby pod runs", 7, (3, 2), false, vec![old(), next()], &[]),
+            ("the deleted pod lingers", 7, (3, 2), true, ends(), &[]),
             (
-                "who stands by ends",
+                "the deleted pod lingers no more",
+                7,
+                (3, 1),
+                false,
+                vec![ending(old())],
+                &[3],
+            ),
+            ("standby pod has taken over", 7, (4, 1), true, ends(), &[3]),
+            (
+                "previous pod is not deleted yet",
+                7,
+                (4, 1),
+                false,
+                vec![old(), next()],
+                &[3],
+            ),
+            ("standby pod is not wanted", 7, (3, 1), false, vec![old(), next()], &[4]),
+            (
+                "standby pod terminates",
                 7,
                 (3, 2),
                 true,
                 vec![ending(old()), ending(next())],
                 &[4],
             ),
-            ("another start", 8, (3, 1), false, vec![old()], &[3]),
-            ("sleep", 7, (3, 0), false, ends(), &[3, 4]),
+            ("another incarnation", 8, (3, 1), false, vec![old()], &[3]),
+            ("asleep", 7, (3, 0), false, ends(), &[3, 4]),
         ] {
             let (first, replicas) = wanted;
             let wanted = Pods {
@@ -360,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_to_end_serves_for_a_while() {
+    fn terminating_pod_serves_for_a_while() {
         let at = |second: i64| "2026-11-21T00:00:00Z".parse::<Timestamp>().unwrap() + SignedDuration::from_secs(second);
         // SIGTERM at second 0.
         let deleted_at = |is_ready: bool, grace: i64| {
@@ -371,22 +450,22 @@ mod tests {
             pod
         };
         for (rule, pod, incarnation, second, expected) in [
-            ("just told", deleted_at(true, 35), 7, 1, true),
-            ("still", deleted_at(true, 35), 7, 19, true),
-            ("over", deleted_at(true, 35), 7, 20, false),
-            ("with less grace", deleted_at(true, 5), 7, 5, false),
+            ("just deleted", deleted_at(true, 35), 7, 1, true),
+            ("deleted for 19 s", deleted_at(true, 35), 7, 19, true),
+            ("deleted for 20 s", deleted_at(true, 35), 7, 20, false),
+            ("shorter grace period", deleted_at(true, 5), 7, 5, false),
             ("not ready", deleted_at(false, 35), 7, 1, false),
-            ("another start is due", deleted_at(true, 35), 8, 1, false),
-            ("not told", pod(3, true), 7, 1, false),
+            ("another incarnation is due", deleted_at(true, 35), 8, 1, false),
+            ("not deleted", pod(3, true), 7, 1, false),
         ] {
             let pods = [pod];
-            let found = lingering(Some(&set(3, 1)), &pods, incarnation, at(second));
+            let found = find_lingering(Some(&set(3, 1)), &pods, incarnation, at(second));
             assert_eq!(found.is_some(), expected, "{rule}");
         }
     }
 
     #[test]
-    fn who_serves_is_told_by_the_set() {
+    fn serving_pod_follows_from_the_stateful_set() {
         let pods = [pod(3, true), pod(4, true), pod(10, true)];
         let names = |first| {
             let set = set(first, 1);

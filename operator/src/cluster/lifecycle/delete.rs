@@ -33,30 +33,30 @@ use crate::model::identity::Identity;
 use crate::nats::Account;
 
 /// Requeue delay. Watches report that objects are gone; the delay covers everything else.
-const AGAIN: Duration = Duration::from_secs(2);
+const STEP_REQUEUE: Duration = Duration::from_secs(2);
 
 /// Runs one or more steps of the deletion, and removes the finalizer after the last one.
-pub(crate) async fn delete(context: &Context, cluster: &Cluster) -> Result<Action, ReconcileError> {
+pub(crate) async fn delete_cluster(context: &Context, cluster: &Cluster) -> Result<Action, ReconcileError> {
     if !is_held(cluster) {
         return Ok(Action::await_change());
     }
     let Some(identity) = Identity::of(cluster, &context.host.config.base_domain) else {
-        return release(context, cluster, None).await;
+        return finish_deletion(context, cluster, None).await;
     };
-    let observed = observed::find_for(&context.host.caches, cluster, &identity);
+    let observed = observed::find_for_cluster(&context.host.caches, cluster, &identity);
     // Objects with this identity may belong to another Cluster, which had it first.
-    if !owns(context, cluster, &observed) {
-        return release(context, cluster, Some(&identity)).await;
+    if !owns_objects(context, cluster, &observed) {
+        return finish_deletion(context, cluster, Some(&identity)).await;
     }
     context.queues.finish(&identity.id);
     let known = cluster.status.as_ref().and_then(|status| status.storage.as_ref());
     let known = known.map(|storage| storage.account.as_str());
     let account = persisted::find_account(context, &identity, known, persisted::size_of(context, cluster)).await?;
-    if let Some(waiting) = remove(context, cluster.spec.deletion_policy, &identity, &observed, account).await? {
+    if let Some(waiting) = run_steps(context, cluster.spec.deletion_policy, &identity, &observed, account).await? {
         write_deleting(context, cluster, waiting).await?;
-        return Ok(Action::requeue(AGAIN));
+        return Ok(Action::requeue(STEP_REQUEUE));
     }
-    release(context, cluster, Some(&identity)).await
+    finish_deletion(context, cluster, Some(&identity)).await
 }
 
 /// Writes the progress of a deletion to the status.
@@ -68,19 +68,23 @@ async fn write_deleting(context: &Context, cluster: &Cluster, message: &str) -> 
         ),
         (ConditionType::Progressing, State::yes(Reason::Deleting, message)),
     ];
-    let status = status::plan_short(cluster, Phase::Deleting, &changes, Timestamp::now());
-    object::write(context, cluster, &status).await.map(|_| ())
+    let status = status::plan_partial_status(cluster, Phase::Deleting, &changes, Timestamp::now());
+    object::write_status(context, cluster, &status).await.map(|_| ())
 }
 
-fn owns(context: &Context, cluster: &Cluster, observed: &Observed) -> bool {
+fn owns_objects(context: &Context, cluster: &Cluster, observed: &Observed) -> bool {
     if observed.namespace.is_some() || observed.is_foreign {
         return !observed.is_foreign;
     }
     validate::holds_identity(cluster, &context.host.caches.clusters.summaries_in_conflict(cluster))
 }
 
-async fn release(context: &Context, cluster: &Cluster, identity: Option<&Identity>) -> Result<Action, ReconcileError> {
-    object::release(context, cluster).await?;
+async fn finish_deletion(
+    context: &Context,
+    cluster: &Cluster,
+    identity: Option<&Identity>,
+) -> Result<Action, ReconcileError> {
+    object::remove_finalizer(context, cluster).await?;
     if let Some(identity) = identity {
         context.forget(&identity.id);
     }
@@ -88,14 +92,14 @@ async fn release(context: &Context, cluster: &Cluster, identity: Option<&Identit
 }
 
 /// Deletes the objects in order. Returns what the deletion is waiting for, if anything.
-async fn remove(
+async fn run_steps(
     context: &Context,
     policy: DeletionPolicy,
     identity: &Identity,
     observed: &Observed,
     account: Option<Account>,
 ) -> Result<Option<&'static str>, ReconcileError> {
-    if let Some(waiting) = stop(context, identity, observed, account.as_ref()).await? {
+    if let Some(waiting) = stop_control_plane(context, identity, observed, account.as_ref()).await? {
         return Ok(Some(waiting));
     }
     if let Some(waiting) = remove_objects(context, identity, observed).await? {
@@ -107,7 +111,7 @@ async fn remove(
 }
 
 /// Stops the control plane and closes its account. Afterwards nothing is written to the streams.
-pub(crate) async fn stop(
+pub(crate) async fn stop_control_plane(
     context: &Context,
     identity: &Identity,
     observed: &Observed,
@@ -116,11 +120,11 @@ pub(crate) async fn stop(
     let caches = &context.host.caches;
     let hosted = identity.hosted().to_string();
     let is_ingress = |name: &str| name == INGRESS_CONFIG_MAP;
-    if remove_all(context, identity, &caches.config_maps, &hosted, is_ingress).await? {
+    if delete_labelled(context, identity, &caches.config_maps, &hosted, is_ingress).await? {
         return Ok(Some("The ingress is removing its routes to the cluster."));
     }
     takeover::release_all(context, identity, observed).await;
-    let stopping = remove_all(context, identity, &caches.stateful_sets, &hosted, |_| true).await?;
+    let stopping = delete_labelled(context, identity, &caches.stateful_sets, &hosted, |_| true).await?;
     let lost = pods::plan_forced(&observed.pods, Timestamp::now());
     // A stopping API server needs its store: without a store it waits for its whole grace period.
     if lost.is_empty() && (stopping || !observed.pods.is_empty()) {
@@ -131,7 +135,7 @@ pub(crate) async fn stop(
         context.nats.close_account(&identity.id, account.clone()).await?;
     }
     if !lost.is_empty() {
-        pod_deletion::force(context, &lost).await?;
+        pod_deletion::force_delete(context, &lost).await?;
         return Ok(Some("Pods on an unresponsive node are being deleted by force."));
     }
     Ok(None)
@@ -144,18 +148,18 @@ pub(crate) async fn remove_objects(
     observed: &Observed,
 ) -> Result<Option<&'static str>, ReconcileError> {
     let caches = &context.host.caches;
-    let kept = identity.store_secret();
-    let issuers = remove_all(context, identity, &caches.issuers, PKI_NAMESPACE, |_| true).await?;
-    let certificates = remove_all(context, identity, &caches.certificates, PKI_NAMESPACE, |_| true).await?;
+    let store = identity.store_secret();
+    let issuers = delete_labelled(context, identity, &caches.issuers, PKI_NAMESPACE, |_| true).await?;
+    let certificates = delete_labelled(context, identity, &caches.certificates, PKI_NAMESPACE, |_| true).await?;
     if issuers || certificates {
         return Ok(Some("Certificates are being deleted."));
     }
     // cert-manager does not delete the Secrets of its Certificates.
-    let secrets = remove_all(context, identity, &caches.secrets, PKI_NAMESPACE, |name| name != kept).await?;
+    let secrets = delete_labelled(context, identity, &caches.secrets, PKI_NAMESPACE, |name| name != store).await?;
     let kubeconfig = kubeconfig_secret(&identity.cluster);
-    let is_given = |name: &str| name == kubeconfig;
-    let given = remove_all(context, identity, &caches.secrets, &identity.tenant, is_given).await?;
-    if secrets || given {
+    let is_kubeconfig = |name: &str| name == kubeconfig;
+    let kubeconfigs = delete_labelled(context, identity, &caches.secrets, &identity.tenant, is_kubeconfig).await?;
+    if secrets || kubeconfigs {
         return Ok(Some("Keys and the kubeconfig are being deleted."));
     }
     if let Some(namespace) = observed.namespace.as_deref() {
@@ -168,21 +172,21 @@ pub(crate) async fn remove_objects(
     Ok(None)
 }
 
-/// Deletes this Cluster's objects that `ledger` lists in a namespace, if `pick` accepts their
+/// Deletes this Cluster's objects that the cache lists in a namespace, if `selects` accepts their
 /// names. Returns whether there were any.
-async fn remove_all<K>(
+async fn delete_labelled<K>(
     context: &Context,
     identity: &Identity,
-    ledger: &CompactStore<K>,
+    cached: &CompactStore<K>,
     namespace: &str,
-    pick: impl Fn(&str) -> bool,
+    selects: impl Fn(&str) -> bool,
 ) -> Result<bool, ReconcileError>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + Debug + DeserializeOwned,
 {
     let api = Api::<K>::namespaced(context.host.client.clone(), namespace);
-    let mut names = ledger.find(namespace, identity.id.as_str());
-    names.retain(|name| pick(name));
+    let mut names = cached.find(namespace, identity.id.as_str());
+    names.retain(|name| selects(name));
     let mut found = false;
     for name in names {
         let key = ObjectRef::new(&name).within(namespace);
@@ -220,11 +224,11 @@ pub(crate) async fn remove_store(
         persisted::retain(context, identity, account).await?;
         let hosted = identity.hosted().to_string();
         let is_copy = |name: &str| name == secrets::STORE;
-        return remove_all(context, identity, &context.host.caches.secrets, &hosted, is_copy).await;
+        return delete_labelled(context, identity, &context.host.caches.secrets, &hosted, is_copy).await;
     }
     context.nats.delete_account(&identity.id, &account.public_key).await?;
     let store = identity.store_secret();
-    remove_all(context, identity, &context.host.caches.secrets, PKI_NAMESPACE, |name| {
+    delete_labelled(context, identity, &context.host.caches.secrets, PKI_NAMESPACE, |name| {
         name == store
     })
     .await

@@ -31,7 +31,7 @@ use crate::model::identity::Identity;
 use crate::nats::Size;
 
 /// Interval of looking for orphans.
-const EVERY: Duration = Duration::from_secs(30);
+const SWEEP_EVERY: Duration = Duration::from_secs(30);
 /// How long no Cluster may have an identity before its objects are deleted: a restored Cluster
 /// needs them.
 const ABSENT: Duration = Duration::from_secs(600);
@@ -45,14 +45,14 @@ const PART: usize = 4;
 #[derive(Debug, Default)]
 pub struct Orphans {
     since: HashMap<ClusterId, (Instant, bool)>,
-    /// Number of orphans that are left alone because there are too many.
-    held: usize,
+    /// Number of orphans that are retained because there are too many.
+    retained: usize,
 }
 
 /// Collects orphans until the process ends.
-pub async fn run(context: Arc<Context>, drain: Drain) -> Result<(), std::convert::Infallible> {
+pub async fn collect_orphans(context: Arc<Context>, drain: Drain) -> Result<(), std::convert::Infallible> {
     let mut orphans = Orphans::default();
-    while drain.until_started(tokio::time::sleep(EVERY)).await.is_some() {
+    while drain.until_started(tokio::time::sleep(SWEEP_EVERY)).await.is_some() {
         if drain
             .until_started(orphans.sweep(&context, Instant::now()))
             .await
@@ -67,7 +67,7 @@ pub async fn run(context: Arc<Context>, drain: Drain) -> Result<(), std::convert
 impl Orphans {
     /// Runs one deletion step for each identity that has been without its Cluster for long enough.
     pub async fn sweep(&mut self, context: &Context, now: Instant) {
-        let (found, all) = find(context);
+        let (found, all) = find_orphans(context);
         self.since.retain(|id, (_, is_reported)| {
             let stays = found.contains_key(id);
             if !stays && *is_reported {
@@ -75,7 +75,7 @@ impl Orphans {
             }
             stays
         });
-        if self.hold(context, found.len(), all) {
+        if self.retain_if_many(context, found.len(), all) {
             // Their time starts again once the other Clusters exist.
             self.since.values_mut().for_each(|(since, _)| *since = now);
             return;
@@ -94,29 +94,30 @@ impl Orphans {
                 }
             }
             if !is_reported {
-                tell(context, &identity).await;
+                publish_orphaned(context, &identity).await;
                 self.since.insert(id.clone(), (since, true));
             }
-            if let Err(error) = Box::pin(collect(context, &identity)).await {
+            if let Err(error) = Box::pin(delete_orphan(context, &identity)).await {
                 tracing::warn!(cluster = %id, error = %crate::chain(&error), "orphaned objects of a Cluster cannot be deleted");
             }
         }
     }
 
-    /// Whether the number of orphans is too high to collect any. A change of that number is logged.
-    fn hold(&mut self, context: &Context, orphans: usize, all: usize) -> bool {
-        let held = if are_many(orphans, all) { orphans } else { 0 };
-        if held > 0 && held != self.held {
+    /// Retains all orphans if there are too many, and logs a change of their number. Returns whether
+    /// they are retained.
+    fn retain_if_many(&mut self, context: &Context, orphans: usize, all: usize) -> bool {
+        let retained = if are_many(orphans, all) { orphans } else { 0 };
+        if retained > 0 && retained != self.retained {
             tracing::warn!(
-                held,
+                held = retained,
                 all,
                 "too many Clusters are missing, so their objects are retained; restore the Clusters, or delete their \
          namespaces"
             );
         }
-        self.held = held;
-        context.metrics.hold_orphans(held);
-        held > 0
+        self.retained = retained;
+        context.metrics.set_retained_orphans(retained);
+        retained > 0
     }
 }
 
@@ -126,26 +127,26 @@ fn are_many(orphans: usize, all: usize) -> bool {
 
 /// Identities of control-plane namespaces and persisted Secrets without a Cluster, and the number
 /// of all identities.
-fn find(context: &Context) -> (BTreeMap<ClusterId, Identity>, usize) {
+fn find_orphans(context: &Context) -> (BTreeMap<ClusterId, Identity>, usize) {
     let caches = &context.host.caches;
     let clusters = caches.clusters.summaries();
-    let living: HashSet<_> = clusters.iter().filter_map(|cluster| cluster.identity()).collect();
-    let (mut found, mut had) = (BTreeMap::new(), HashSet::new());
+    let of_clusters: HashSet<_> = clusters.iter().filter_map(|cluster| cluster.identity()).collect();
+    let (mut found, mut owned) = (BTreeMap::new(), HashSet::new());
     // Nearly all names belong to existing Clusters, which have a dozen each.
-    let mut is_left = |id: Option<&str>| match id.and_then(|id| living.get(id)) {
+    let mut has_no_cluster = |id: Option<&str>| match id.and_then(|id| of_clusters.get(id)) {
         Some(id) => {
-            had.insert(id);
+            owned.insert(id);
             false
         }
         None => true,
     };
     let namespaces = caches
         .namespaces
-        .names("", |name| is_left(name.strip_prefix(HOSTED_NAMESPACE_PREFIX)));
+        .names("", |name| has_no_cluster(name.strip_prefix(HOSTED_NAMESPACE_PREFIX)));
     let secrets = caches
         .secrets
-        .names(PKI_NAMESPACE, |name| is_left(name.split('-').next()));
-    let mut see = |meta: &ObjectMeta| {
+        .names(PKI_NAMESPACE, |name| has_no_cluster(name.split('-').next()));
+    let mut add = |meta: &ObjectMeta| {
         if let Some(identity) = read_identity(meta, &context.host.config.base_domain) {
             found.entry(identity.id.clone()).or_insert(identity);
         }
@@ -156,18 +157,18 @@ fn find(context: &Context) -> (BTreeMap<ClusterId, Identity>, usize) {
         if let (Some(namespace), Some(id)) = (namespace, id)
             && id.hosted_namespace().as_str() == name
         {
-            see(&namespace.metadata);
+            add(&namespace.metadata);
         }
     }
     for name in secrets {
         let secret = caches.secrets.get(&ObjectRef::new(&name).within(PKI_NAMESPACE));
         // The Secret of a store with retained data is no orphan.
         if let Some(secret) = secret.filter(|secret| !persisted::is_retained(secret)) {
-            see(&secret.metadata);
+            add(&secret.metadata);
         }
     }
-    found.retain(|id, _| !living.contains(id));
-    let all = found.len() + had.len();
+    found.retain(|id, _| !of_clusters.contains(id));
+    let all = found.len() + owned.len();
     (found, all)
 }
 
@@ -192,20 +193,21 @@ fn read_identity(meta: &ObjectMeta, base_domain: &str) -> Option<Identity> {
 
 /// Whether no Cluster has the identity now, by the host API: the watch may have missed one.
 async fn is_gone(context: &Context, identity: &Identity) -> Result<bool, ReconcileError> {
-    let asking = ReconcileError::host("Clusters of an identity");
+    let failed = ReconcileError::host("Clusters of an identity");
     let labelled = ListParams::default().labels(&format!("{}={}", labels::ID, identity.id));
     let others = Api::<Lenient<Cluster>>::all(context.host.client.clone());
-    let named = Api::<Lenient<Cluster>>::namespaced(context.host.client.clone(), &identity.tenant);
-    let (others, named) = tokio::try_join!(others.list(&labelled), named.get_opt(&identity.cluster)).map_err(asking)?;
+    let same_name = Api::<Lenient<Cluster>>::namespaced(context.host.client.clone(), &identity.tenant);
+    let (others, same_name) =
+        tokio::try_join!(others.list(&labelled), same_name.get_opt(&identity.cluster)).map_err(failed)?;
     Ok(others.items.is_empty()
-        && named.is_none_or(|cluster| {
+        && same_name.is_none_or(|cluster| {
             // The identity of a Cluster that cannot be parsed is unknown.
             let id = cluster.0.ok().and_then(|cluster| cluster.id());
             id.is_some_and(|id| id != identity.id)
         }))
 }
 
-async fn tell(context: &Context, identity: &Identity) {
+async fn publish_orphaned(context: &Context, identity: &Identity) {
     let (tenant, cluster) = (&identity.tenant, &identity.cluster);
     tracing::warn!(cluster = %identity.id, namespace = tenant, name = cluster, "Cluster was deleted without its finalizer; its objects are deleted now");
     if let Some(owner) = context.host.caches.tenants.get(&ObjectRef::new(tenant)) {
@@ -222,8 +224,8 @@ async fn tell(context: &Context, identity: &Identity) {
     }
 }
 
-async fn collect(context: &Context, identity: &Identity) -> Result<(), ReconcileError> {
-    let observed = observed::find(&context.host.caches, identity);
+async fn delete_orphan(context: &Context, identity: &Identity) -> Result<(), ReconcileError> {
+    let observed = observed::find_by_identity(&context.host.caches, identity);
     let annotations = observed.namespace.as_deref().map(|namespace| namespace.annotations());
     let policy = match annotations
         .and_then(|all| all.get(labels::DELETION_POLICY))
@@ -233,7 +235,7 @@ async fn collect(context: &Context, identity: &Identity) -> Result<(), Reconcile
         _ => DeletionPolicy::Retain,
     };
     let account = persisted::find_account(context, identity, None, Size::default()).await?;
-    if delete::stop(context, identity, &observed, account.as_ref())
+    if delete::stop_control_plane(context, identity, &observed, account.as_ref())
         .await?
         .is_some()
     {
@@ -255,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_a_few_and_a_part_of_all_are_many() {
+    fn orphans_are_many_beyond_a_number_and_a_share() {
         for (orphans, all, expected) in [
             (3, 3, false),
             (4, 4, true),

@@ -29,7 +29,7 @@ pub(crate) struct Remaining {
     /// The remaining part of the published ingress configuration.
     pub(crate) ingress_config: Option<IngressConfig>,
     /// Whether the published configuration had more.
-    is_less: bool,
+    is_reduced: bool,
     certificates: Vec<Certificate>,
 }
 
@@ -52,23 +52,27 @@ pub(crate) async fn revoke(
     refusal: Option<&Refusal>,
 ) -> Result<Option<Remaining>, ReconcileError> {
     let identity = &view.identity;
-    let is_anothers = refusal.is_some_and(|refusal| refusal.reason == Reason::IdentityConflict);
-    if view.observed.namespace.is_none() || view.observed.is_foreign || is_anothers {
+    let is_owned_by_another = refusal.is_some_and(|refusal| refusal.reason == Reason::IdentityConflict);
+    if view.observed.namespace.is_none() || view.observed.is_foreign || is_owned_by_another {
         return Ok(None);
     }
     let is_refused = refusal.is_some() && !view.cluster.spec.paused;
-    let Some(published) = find(context, identity, is_refused).await? else {
+    let Some(published) = find_published(context, identity, is_refused).await? else {
         return Ok(None);
     };
-    let remaining = plan(published, &view.cluster, identity, &view.validation_context());
-    apply(context, identity, &remaining).await?;
+    let remaining = plan_revocation(published, &view.cluster, identity, &view.validation_context());
+    write_remaining(context, identity, &remaining).await?;
     Ok(Some(remaining))
 }
 
 /// Finds host names and sources that may have to be revoked. Returns `None` if there are none (the
 /// usual case).
-async fn find(context: &Context, identity: &Identity, is_refused: bool) -> Result<Option<Published>, ReconcileError> {
-    let config = ingress_config::read(context, identity);
+async fn find_published(
+    context: &Context,
+    identity: &Identity,
+    is_refused: bool,
+) -> Result<Option<Published>, ReconcileError> {
+    let config = ingress_config::read_published(context, identity);
     let mut certificates = Vec::new();
     for role in [LeafRole::ApiServer, LeafRole::Sleeper] {
         certificates.extend(find_certificate(context, identity, role).await?);
@@ -107,18 +111,23 @@ fn own_names(identity: &Identity) -> [String; 3] {
     ]
 }
 
-/// Compares what a Cluster has with what it may have.
-fn plan(published: Published, cluster: &Cluster, identity: &Identity, around: &ValidationContext<'_, '_>) -> Remaining {
-    let may_have = |name: &String| validate::may_have(cluster, name, around);
-    let left = published.config.as_ref().map(|config| {
-        let mut left = config.clone();
-        left.extra_names.retain(may_have);
+/// Plans which published names and sources remain, and which certificates must change.
+fn plan_revocation(
+    published: Published,
+    cluster: &Cluster,
+    identity: &Identity,
+    validation: &ValidationContext<'_, '_>,
+) -> Remaining {
+    let may_have = |name: &String| validate::may_have(cluster, name, validation);
+    let remaining = published.config.as_ref().map(|config| {
+        let mut remaining = config.clone();
+        remaining.extra_names.retain(may_have);
         if published.is_refused {
-            left.allowed_sources = narrow(left.allowed_sources, &cluster.spec.endpoint);
+            remaining.allowed_sources = narrow_sources(remaining.allowed_sources, &cluster.spec.endpoint);
         }
-        left
+        remaining
     });
-    let narrow = |certificate: &Certificate| {
+    let narrow_names = |certificate: &Certificate| {
         let spec = without_dns_names(certificate, identity, may_have);
         // A certificate without any name cannot be issued: it is removed when the spec is applied.
         (spec != certificate.spec && !spec.dns_names.is_empty()).then(|| Certificate {
@@ -128,36 +137,36 @@ fn plan(published: Published, cluster: &Cluster, identity: &Identity, around: &V
         })
     };
     Remaining {
-        certificates: published.certificates.iter().filter_map(narrow).collect(),
-        is_less: left.is_some() && left != published.config,
-        ingress_config: left,
+        certificates: published.certificates.iter().filter_map(narrow_names).collect(),
+        is_reduced: remaining.is_some() && remaining != published.config,
+        ingress_config: remaining,
     }
 }
 
 /// The published sources that the spec allows too; all of them if the spec cannot be parsed.
-fn narrow(ingress_config: Option<Vec<Cidr>>, spec: &EndpointSpec) -> Option<Vec<Cidr>> {
-    let asked: Result<Vec<Cidr>, _> = spec.allowed_cidrs.iter().map(|text| text.parse()).collect();
-    let Ok(asked) = asked else {
+fn narrow_sources(ingress_config: Option<Vec<Cidr>>, spec: &EndpointSpec) -> Option<Vec<Cidr>> {
+    let of_spec: Result<Vec<Cidr>, _> = spec.allowed_cidrs.iter().map(|text| text.parse()).collect();
+    let Ok(of_spec) = of_spec else {
         return ingress_config;
     };
-    if asked.is_empty() {
+    if of_spec.is_empty() {
         return ingress_config;
     }
     let Some(ingress_config) = ingress_config else {
-        return Some(asked);
+        return Some(of_spec);
     };
-    let mut left = Vec::new();
+    let mut remaining = Vec::new();
     for range in ingress_config {
-        for other in asked.iter().filter(|other| range.overlaps(**other)) {
+        for other in of_spec.iter().filter(|other| range.overlaps(**other)) {
             // If two ranges share an address, one contains the other.
             let common = if other.is_part_of(range) { *other } else { range };
             // Ranges beyond the limit of the ingress are closed.
-            if left.len() < MAX_SOURCES && !left.contains(&common) {
-                left.push(common);
+            if remaining.len() < MAX_SOURCES && !remaining.contains(&common) {
+                remaining.push(common);
             }
         }
     }
-    Some(left)
+    Some(remaining)
 }
 
 fn without_dns_names(
@@ -172,16 +181,16 @@ fn without_dns_names(
 }
 
 /// Writes the remaining configuration and certificates, if anything was revoked.
-async fn apply(context: &Context, identity: &Identity, left: &Remaining) -> Result<(), ReconcileError> {
-    if let Some(left) = left.ingress_config.as_ref().filter(|_| left.is_less) {
+async fn write_remaining(context: &Context, identity: &Identity, remaining: &Remaining) -> Result<(), ReconcileError> {
+    if let Some(remaining) = remaining.ingress_config.as_ref().filter(|_| remaining.is_reduced) {
         tracing::info!(cluster = %identity.id, "host names or sources are revoked from the ingress");
-        ingress_config::update(context, identity, |ingress_config| {
-            ingress_config.extra_names.clone_from(&left.extra_names);
-            ingress_config.allowed_sources.clone_from(&left.allowed_sources);
+        ingress_config::update_published(context, identity, |ingress_config| {
+            ingress_config.extra_names.clone_from(&remaining.extra_names);
+            ingress_config.allowed_sources.clone_from(&remaining.allowed_sources);
         })
         .await?;
     }
-    for certificate in &left.certificates {
+    for certificate in &remaining.certificates {
         tracing::info!(cluster = %identity.id, "host names are revoked from a serving certificate");
         context
             .applier
@@ -196,45 +205,50 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sources_are_those_that_both_allow() {
-        for (rule, ingress_config, asked, expected) in [
-            ("nothing is asked", Some("10.0.0.0/8"), "", Some("10.0.0.0/8")),
+    fn remaining_sources_are_in_both_lists() {
+        for (rule, ingress_config, of_spec, expected) in [
+            ("no limit by the spec", Some("10.0.0.0/8"), "", Some("10.0.0.0/8")),
             (
-                "nothing was said",
+                "no limit published",
                 None,
                 "10.0.0.0/8 fd00::/8",
                 Some("10.0.0.0/8 fd00::/8"),
             ),
-            ("neither", None, "", None),
+            ("no limit at all", None, "", None),
             (
-                "a part",
+                "spec allows a part",
                 Some("10.0.0.0/8"),
                 "10.1.0.0/16 10.2.0.0/16",
                 Some("10.1.0.0/16 10.2.0.0/16"),
             ),
-            ("more", Some("10.1.0.0/16"), "10.0.0.0/8", Some("10.1.0.0/16")),
             (
-                "the same in another order",
+                "spec allows more",
+                Some("10.1.0.0/16"),
+                "10.0.0.0/8",
+                Some("10.1.0.0/16"),
+            ),
+            (
+                "same ranges in another order",
                 Some("10.0.0.0/8 fd00::/8"),
                 "fd00::/8 10.0.0.0/8",
                 Some("10.0.0.0/8 fd00::/8"),
             ),
             (
-                "one goes and one comes",
+                "one range removed, one added",
                 Some("10.0.0.0/8 fd00::/8"),
                 "fd00::/8 192.0.2.0/24",
                 Some("fd00::/8"),
             ),
-            ("all others", Some("10.0.0.0/8"), "192.0.2.0/24", Some("")),
-            ("of nobody", Some(""), "192.0.2.0/24", Some("")),
+            ("no common range", Some("10.0.0.0/8"), "192.0.2.0/24", Some("")),
+            ("no source published", Some(""), "192.0.2.0/24", Some("")),
             (
-                "each once",
+                "overlapping ranges",
                 Some("10.0.0.0/8 10.1.0.0/16"),
                 "10.1.0.0/16",
                 Some("10.1.0.0/16"),
             ),
             (
-                "not understood",
+                "invalid range in the spec",
                 Some("10.0.0.0/8"),
                 "10.1.0.0/16 office",
                 Some("10.0.0.0/8"),
@@ -242,11 +256,11 @@ mod tests {
         ] {
             let ranges = |text: &str| text.split_whitespace().map(|range| range.parse().unwrap()).collect();
             let spec = EndpointSpec {
-                allowed_cidrs: asked.split_whitespace().map(ToOwned::to_owned).collect(),
+                allowed_cidrs: of_spec.split_whitespace().map(ToOwned::to_owned).collect(),
                 ..EndpointSpec::default()
             };
             assert_eq!(
-                narrow(ingress_config.map(ranges), &spec),
+                narrow_sources(ingress_config.map(ranges), &spec),
                 expected.map(ranges),
                 "{rule}"
             );

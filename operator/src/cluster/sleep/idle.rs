@@ -10,6 +10,7 @@ use serde::Deserialize;
 use yoke_api::sleep::WithWorkers;
 use yoke_api::{Cluster, JoinToken, Reason};
 
+use crate::cluster::ownership::is_token_of;
 use crate::model::conditions::State;
 use crate::model::join_token_term::{self, Term};
 
@@ -40,13 +41,13 @@ pub struct Report {
 pub enum Next {
     /// The cluster has been unused for long enough.
     Sleep,
-    /// The cluster cannot be due to sleep before this time is over.
-    Look(Duration),
+    /// The cluster cannot be due to sleep before this time is over: query the store again then.
+    QueryAfter(Duration),
 }
 
 impl Report {
     /// When the cluster was last used, as far as the report shows.
-    pub fn used(&self, started: Timestamp) -> Option<Timestamp> {
+    pub fn last_used(&self, started: Timestamp) -> Option<Timestamp> {
         let last = if self.is_open(started) { self.now } else { self.last };
         Timestamp::from_second(last).ok()
     }
@@ -54,8 +55,8 @@ impl Report {
     /// Whether a client uses the cluster now. A killed API server reports no end of its requests,
     /// so requests from before `started` are over.
     fn is_open(&self, started: Timestamp) -> bool {
-        let is_of_this = |opened| opened >= started.as_second();
-        self.open > 0 && self.opened.is_none_or(is_of_this)
+        let is_of_this_server = |opened| opened >= started.as_second();
+        self.open > 0 && self.opened.is_none_or(is_of_this_server)
     }
 }
 
@@ -66,7 +67,7 @@ impl Report {
 /// the time since then, if known.
 pub fn plan_next(report: &Report, started: Timestamp, served: Option<Duration>, after: Duration) -> Next {
     if report.is_open(started) {
-        return Next::Look(after);
+        return Next::QueryAfter(after);
     }
     let started = started.as_second();
     // A store that restarted beside a running API server does not know which watches were open.
@@ -78,13 +79,13 @@ pub fn plan_next(report: &Report, started: Timestamp, served: Option<Duration>, 
     let quiet = Duration::from_secs(quiet).min(served.unwrap_or(Duration::MAX));
     match after.checked_sub(quiet) {
         None | Some(Duration::ZERO) => Next::Sleep,
-        Some(left) => Next::Look(left),
+        Some(remaining) => Next::QueryAfter(remaining),
     }
 }
 
 /// Obstacles to sleep in a cluster's own API, as far as they are known.
 #[derive(Clone, Debug, Default)]
-pub struct Inside {
+pub struct Obstacles {
     /// Number of Nodes; `None` if not known.
     pub nodes: Option<i32>,
     /// Name of a connected Node; the inner `None` means that there is none.
@@ -107,17 +108,22 @@ pub fn is_connected(node: &Node, now: Timestamp) -> bool {
 /// Whether nothing prevents the automatic sleep of a Cluster.
 ///
 /// Webhooks matter only where there are workers: without any, no webhook is served now either.
-pub fn plan_possible<T: AsRef<JoinToken>>(cluster: &Cluster, inside: &Inside, tokens: &[T], now: Timestamp) -> State {
+pub fn plan_possible<T: AsRef<JoinToken>>(
+    cluster: &Cluster,
+    obstacles: &Obstacles,
+    tokens: &[T],
+    now: Timestamp,
+) -> State {
     let unknown = |what: &str| {
         State::unknown(
             Reason::APIServerNotReady,
             format!("{what} not known, as the API did not answer."),
         )
     };
-    match (inside.nodes, cluster.spec.sleep.with_workers) {
+    match (obstacles.nodes, cluster.spec.sleep.with_workers) {
         (Some(0), _) => {}
         (None, _) => return unknown("Its Nodes are"),
-        (Some(_), WithWorkers::Prevent) => match &inside.connected {
+        (Some(_), WithWorkers::Prevent) => match &obstacles.connected {
             Some(None) => {}
             None => return unknown("Its Nodes are"),
             Some(Some(name)) => {
@@ -125,7 +131,7 @@ pub fn plan_possible<T: AsRef<JoinToken>>(cluster: &Cluster, inside: &Inside, to
                 return State::no(Reason::WorkersConnected, message);
             }
         },
-        (Some(_), WithWorkers::Allow) => match &inside.webhook {
+        (Some(_), WithWorkers::Allow) => match &obstacles.webhook {
             Some(None) => {}
             None => return unknown("Its webhooks are"),
             Some(Some(name)) => {
@@ -137,9 +143,12 @@ pub fn plan_possible<T: AsRef<JoinToken>>(cluster: &Cluster, inside: &Inside, to
             }
         },
     }
-    let tokens = tokens.iter().map(AsRef::as_ref).filter(|token| is_of(token, cluster));
-    let first = |holds: &dyn Fn(&&JoinToken) -> bool| {
-        let names = tokens.clone().filter(holds).map(ResourceExt::name_any);
+    let tokens = tokens
+        .iter()
+        .map(AsRef::as_ref)
+        .filter(|token| is_token_of(token, cluster));
+    let first = |matches: &dyn Fn(&&JoinToken) -> bool| {
+        let names = tokens.clone().filter(matches).map(ResourceExt::name_any);
         names.min()
     };
     if let Some(name) = first(&|token| may_join(token, now)) {
@@ -156,11 +165,6 @@ pub fn plan_possible<T: AsRef<JoinToken>>(cluster: &Cluster, inside: &Inside, to
         return State::no(Reason::JoinTokenHolds, message);
     }
     State::yes(Reason::AsExpected, "Nothing prevents sleep.")
-}
-
-fn is_of(token: &JoinToken, cluster: &Cluster) -> bool {
-    token.metadata.namespace == cluster.metadata.namespace
-        && Some(&token.spec.cluster_name) == cluster.metadata.name.as_ref()
 }
 
 /// Whether a worker may join with this token.
@@ -185,8 +189,8 @@ mod tests {
     }
 
     #[test]
-    fn it_sleeps_when_nobody_has_used_it_for_long_enough() {
-        let look = |seconds| Next::Look(Duration::from_secs(seconds));
+    fn cluster_sleeps_once_it_is_unused_for_long_enough() {
+        let query_after = |seconds| Next::QueryAfter(Duration::from_secs(seconds));
         let report = |now, since, last, open| Report {
             now,
             since,
@@ -200,27 +204,35 @@ mod tests {
         };
         // The API server started at second 1000, and the cluster sleeps after 60 s.
         for (rule, report, expected) in [
-            ("just started", report(1001, 995, 995, 0), look(59)),
-            ("its start is use", report(1059, 995, 995, 0), look(1)),
-            ("long enough", report(1060, 995, 995, 0), Next::Sleep),
-            ("used since", report(1100, 995, 1050, 0), look(10)),
-            ("and long ago", report(1110, 995, 1050, 0), Next::Sleep),
-            ("something is open", report(2000, 995, 1050, 1), look(60)),
-            ("something is open since it started", opened(1000), look(60)),
-            ("what was open has gone with the former one", opened(999), Next::Sleep),
+            ("just started", report(1001, 995, 995, 0), query_after(59)),
+            ("start counts as use", report(1059, 995, 995, 0), query_after(1)),
+            ("unused for long enough", report(1060, 995, 995, 0), Next::Sleep),
+            ("used 50 s ago", report(1100, 995, 1050, 0), query_after(10)),
+            ("used long ago", report(1110, 995, 1050, 0), Next::Sleep),
+            ("request is open", report(2000, 995, 1050, 1), query_after(60)),
+            ("request is open since the start", opened(1000), query_after(60)),
+            ("open request of the previous API server", opened(999), Next::Sleep),
             ("started in the same second", report(1060, 1000, 1000, 0), Next::Sleep),
-            ("the store was started again", report(1400, 1300, 1300, 0), look(60)),
-            ("watches of before may be open", report(4900, 1300, 1300, 0), look(60)),
-            ("they have ended", report(4960, 1300, 1300, 0), Next::Sleep),
-            ("its clock was set back", report(900, 995, 995, 0), look(60)),
+            ("store restarted", report(1400, 1300, 1300, 0), query_after(60)),
+            (
+                "watches from before the restart may be open",
+                report(4900, 1300, 1300, 0),
+                query_after(60),
+            ),
+            (
+                "watches from before the restart are over",
+                report(4960, 1300, 1300, 0),
+                Next::Sleep,
+            ),
+            ("clock was set back", report(900, 995, 995, 0), query_after(60)),
         ] {
             let next = plan_next(&report, at(1000), None, Duration::from_secs(60));
             assert_eq!(next, expected, "{rule}");
         }
         let long_quiet = report(1500, 995, 995, 0);
         for (rule, served, expected) in [
-            ("who woke it came in just now", 1, look(59)),
-            ("and long ago", 60, Next::Sleep),
+            ("caller that woke it was admitted just now", 1, query_after(59)),
+            ("caller that woke it was admitted long ago", 60, Next::Sleep),
         ] {
             let served = Some(Duration::from_secs(served));
             let next = plan_next(&long_quiet, at(1000), served, Duration::from_secs(60));
@@ -229,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn workers_keep_it_awake_unless_they_may_not() {
+    fn connected_workers_or_webhooks_prevent_sleep() {
         let possible = |with_workers, nodes, found: Option<Option<&str>>| {
             let cluster = fixtures::with(fixtures::cluster("a"), |spec| spec.sleep.with_workers = with_workers);
             let found = found.map(|name| name.map(str::to_owned));
@@ -237,12 +249,12 @@ mod tests {
                 WithWorkers::Prevent => (found, None),
                 WithWorkers::Allow => (None, found),
             };
-            let inside = Inside {
+            let obstacles = Obstacles {
                 nodes,
                 connected,
                 webhook,
             };
-            let state = plan_possible::<Arc<JoinToken>>(&cluster, &inside, &[], at(1));
+            let state = plan_possible::<Arc<JoinToken>>(&cluster, &obstacles, &[], at(1));
             (state.status, state.reason)
         };
         let (yes, unknown) = ((Some(true), Reason::AsExpected), (None, Reason::APIServerNotReady));
@@ -272,11 +284,11 @@ mod tests {
         };
         for (rule, condition, expected) in [
             ("ready", Some(ready("True", Some(0))), true),
-            ("heard of, and not ready", Some(ready("False", Some(0))), true),
-            ("silent since a moment", Some(ready("Unknown", Some(701))), true),
+            ("not ready", Some(ready("False", Some(0))), true),
+            ("silent for a moment", Some(ready("Unknown", Some(701))), true),
             ("silent", Some(ready("Unknown", Some(700))), false),
-            ("since when is not known", Some(ready("Unknown", None)), true),
-            ("just made", None, true),
+            ("silent since an unknown time", Some(ready("Unknown", None)), true),
+            ("just created", None, true),
         ] {
             let status = NodeStatus {
                 conditions: condition.map(|condition| vec![condition]),
@@ -291,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_open_is_used_now() {
+    fn open_request_counts_as_use() {
         let report = |open| Report {
             now: 20,
             since: 1,
@@ -299,13 +311,13 @@ mod tests {
             open,
             opened: Some(5),
         };
-        let used = |open, started| report(open).used(at(started));
+        let used = |open, started| report(open).last_used(at(started));
         assert_eq!((used(0, 5), used(1, 5)), (Some(at(10)), Some(at(20))));
-        assert_eq!(used(1, 6), Some(at(10)), "of a former API server");
+        assert_eq!(used(1, 6), Some(at(10)), "open request of a previous API server");
     }
 
     #[test]
-    fn a_token_that_holds_keeps_its_cluster_awake() {
+    fn valid_join_token_prevents_sleep() {
         let token_of = |with_workers, seconds: i64, change: &dyn Fn(&mut JoinToken)| {
             let spec = JoinTokenSpec {
                 cluster_name: "a".into(),
@@ -318,12 +330,12 @@ mod tests {
             token.metadata.creation_timestamp = Some(Time(at(1000)));
             change(&mut token);
             let tokens = [Arc::new(token)];
-            let inside = Inside {
+            let obstacles = Obstacles {
                 nodes: Some(0),
-                ..Inside::default()
+                ..Obstacles::default()
             };
             let cluster = fixtures::with(fixtures::cluster("a"), |spec| spec.sleep.with_workers = with_workers);
-            let possible = plan_possible(&cluster, &inside, &tokens, at(seconds));
+            let possible = plan_possible(&cluster, &obstacles, &tokens, at(seconds));
             assert!(possible.status == Some(true) || possible.reason == Reason::JoinTokenHolds);
             possible.status == Some(false)
         };
@@ -345,7 +357,7 @@ mod tests {
         }));
         assert!(!token(&used));
         let prevented = |seconds| token_of(WithWorkers::Prevent, seconds, &used);
-        assert!(prevented(1059) && prevented(1301), "who joins is not a Node yet");
+        assert!(prevented(1059) && prevented(1301), "joining worker is not a Node yet");
         assert!(!prevented(1302));
         assert!(!token(&|token| token.metadata.creation_timestamp = Some(Time(at(999)))));
         assert!(!token(&|token| token.spec.cluster_name = "b".into()));

@@ -1,4 +1,4 @@
-//! What the ingress answers to callers of a Cluster while no API is available.
+//! The answer of the ingress to callers of a Cluster while no API is available.
 
 use std::time::Instant;
 
@@ -20,22 +20,28 @@ use crate::model::identity::Identity;
 /// Returns the next ingress message, and records since when callers reach the API if it opens now.
 /// `missing_store` is the reason why there is no store; `wanted` is the message of a sleeping
 /// Cluster.
-pub(crate) fn update(
+pub(crate) fn update_message(
     context: &Context,
     view: &View<'_>,
     missing_store: Option<Reason>,
     wanted: Option<Asleep>,
 ) -> Option<Asleep> {
-    let before = ingress_config::read(context, &view.identity).and_then(|published| published.asleep);
+    let before = ingress_config::read_published(context, &view.identity).and_then(|published| published.asleep);
     let wait = || find_delay(context, view, missing_store);
-    let message = state::next_ingress_message(wanted, before.as_ref(), answers(context, view), wait, Timestamp::now());
+    let message = state::next_ingress_message(
+        wanted,
+        before.as_ref(),
+        is_answering(context, view),
+        wait,
+        Timestamp::now(),
+    );
     if let (Some(Asleep::Waking { .. }), None, Some(pod)) = (&before, &message, view.observed.staying_pod()) {
         record_ingress_opened(context, &view.identity, pod);
     }
     message
 }
 
-/// What delays a wake, as a sentence for callers; `None` while the wake is not late.
+/// The reason why a wake is delayed, as a sentence for callers; `None` while the wake is not late.
 fn find_delay(context: &Context, view: &View<'_>, missing_store: Option<Reason>) -> Option<String> {
     let starts = &context.queues.starts;
     if !starts.started_before(&view.identity.id, state::LONGEST_WAKE) {
@@ -69,23 +75,23 @@ pub(crate) fn record_ingress_opened(context: &Context, identity: &Identity, pod:
     let Some(uid) = pod.uid() else {
         return;
     };
-    context.memory.note_awake(&identity.id, |awake| {
-        if awake.ingress_opened.as_ref().is_none_or(|(known, _)| *known != uid) {
-            awake.ingress_opened = Some((uid, Instant::now()));
+    context.memory.update_running(&identity.id, |running| {
+        if running.ingress_opened.as_ref().is_none_or(|(known, _)| *known != uid) {
+            running.ingress_opened = Some((uid, Instant::now()));
         }
     });
 }
 
 /// Whether the API is known to answer, in a pod that is not being deleted.
-pub(crate) fn answers(context: &Context, view: &View<'_>) -> bool {
+pub(crate) fn is_answering(context: &Context, view: &View<'_>) -> bool {
     // The cache may lag behind the published configuration, and the kubelet behind the API. On a
     // first start the kubelet does not know when the start is complete.
     let id = &view.identity.id;
-    let known = context.memory.awake(id).ingress_opened.map(|(pod, _)| pod);
-    let found = had_api(&view.cluster) && view.observed.answers().is_ok();
+    let known = context.memory.running(id).ingress_opened.map(|(pod, _)| pod);
+    let is_ready = had_api(&view.cluster) && view.observed.readiness().is_ok();
     view.observed.staying_pod().is_some_and(|pod| {
         let uid = &pod.metadata.uid;
         // After a node loss the Pod status is stale, so it is not trusted.
-        !context.losses.has(id, uid.as_deref()) && (found || known.is_some() && known == *uid)
+        !context.losses.has(id, uid.as_deref()) && (is_ready || known.is_some() && known == *uid)
     })
 }

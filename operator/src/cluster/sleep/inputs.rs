@@ -22,11 +22,11 @@ use crate::model::identity::Identity;
 
 /// Interval for querying a store that did not answer, and for checking whether an obstacle to sleep
 /// is gone.
-const AGAIN: Duration = Duration::from_secs(15);
+const RETRY_EVERY: Duration = Duration::from_secs(15);
 /// Interval while something is not known yet.
-const SOON: Duration = Duration::from_secs(1);
+const UNKNOWN_EVERY: Duration = Duration::from_secs(1);
 
-/// What may send a Cluster to sleep.
+/// Inputs that may send a Cluster to sleep.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SleepInputs {
     /// Whether the store reports that no client has used the cluster for
@@ -37,7 +37,7 @@ pub(crate) struct SleepInputs {
 }
 
 /// Reads the inputs that are due.
-pub(crate) async fn observe(
+pub(crate) async fn read_sleep_inputs(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
@@ -47,8 +47,10 @@ pub(crate) async fn observe(
     let is_unused = match find_query(cluster, observed) {
         Some(query) => is_unused(context, cluster, identity, observed, query).await,
         None => {
-            if context.memory.awake(&identity.id).activity.is_some() {
-                context.memory.note_awake(&identity.id, |awake| awake.activity = None);
+            if context.memory.running(&identity.id).activity.is_some() {
+                context
+                    .memory
+                    .update_running(&identity.id, |running| running.activity = None);
             }
             false
         }
@@ -57,18 +59,18 @@ pub(crate) async fn observe(
     SleepInputs {
         is_unused,
         possible: match is_due {
-            true => Some(find_possible(context, cluster, &identity.id, Some(AGAIN)).await),
+            true => Some(find_possible(context, cluster, &identity.id, Some(RETRY_EVERY)).await),
             false => None,
         },
     }
 }
 
 /// Time until the next query is due.
-pub(crate) fn find_pause(context: &Context, identity: &Identity) -> Duration {
-    let Some(seen) = context.memory.awake(&identity.id).activity else {
+pub(crate) fn until_next_query(context: &Context, identity: &Identity) -> Duration {
+    let Some(seen) = context.memory.running(&identity.id).activity else {
         return Duration::MAX;
     };
-    seen.due.saturating_duration_since(Instant::now()).max(SOON)
+    seen.due.saturating_duration_since(Instant::now()).max(UNKNOWN_EVERY)
 }
 
 /// A question to the store of a running cluster.
@@ -104,42 +106,42 @@ async fn is_unused(
     let Query { pod, started, after } = query;
     let id = &identity.id;
     let key = (pod, cluster.metadata.generation);
-    let known = context.memory.awake(id);
-    if let Some(seen) = known.activity
-        && seen.key == key
-        && Instant::now() < seen.due
+    let known = context.memory.running(id);
+    if let Some(last) = known.activity
+        && last.key == key
+        && Instant::now() < last.due
     {
         return false;
     }
     let mut pods = observed.pods.iter();
     let report = match pods.find(|pod| pod.metadata.uid.as_ref() == Some(&key.0)) {
-        Some(pod) => http::find_activity(pod).await,
+        Some(pod) => http::read_activity(pod).await,
         None => Err(StoreApiError::NoAddress),
     };
-    let known = context.memory.awake(id);
+    let known = context.memory.running(id);
     let served = known.ingress_opened.filter(|(pod, _)| *pod == key.0);
     let served = served.map(|(_, since)| since.elapsed());
     let next = match &report {
         Ok(report) => idle::plan_next(report, started, served, after),
         Err(error) => {
             tracing::info!(cluster = %id, error = %crate::chain(error), "store did not report when the cluster was last used");
-            Next::Look(AGAIN)
+            Next::QueryAfter(RETRY_EVERY)
         }
     };
-    let pause = match next {
-        Next::Sleep => AGAIN,
-        Next::Look(pause) => pause,
+    let delay = match next {
+        Next::Sleep => RETRY_EVERY,
+        Next::QueryAfter(delay) => delay,
     };
-    let used = report.ok().and_then(|report| report.used(started));
+    let last_used = report.ok().and_then(|report| report.last_used(started));
     // The number of Nodes is known soon after the operator has started.
     let due = Instant::now()
         + match known.nodes {
-            None => pause.min(SOON),
-            Some(_) => pause,
+            None => delay.min(UNKNOWN_EVERY),
+            Some(_) => delay,
         };
-    context
-        .memory
-        .note_awake(id, |awake| awake.activity = Some(ActivitySeen { key, due, used }));
+    context.memory.update_running(id, |running| {
+        running.activity = Some(ActivitySeen { key, due, last_used })
+    });
     next == Next::Sleep
 }
 

@@ -14,9 +14,9 @@ use crate::host_api::events::Notice;
 
 /// Records requests one after the other. The view then has the Cluster as it is now, by the host
 /// API.
-pub(crate) async fn record(context: &Context, view: &mut View<'_>, requests: &[Request]) -> Result<(), Stop> {
+pub(crate) async fn record_requests(context: &Context, view: &mut View<'_>, requests: &[Request]) -> Result<(), Stop> {
     for request in requests {
-        let recorded = record_one(context, view, request).await?.ok_or(Stop::Changed)?;
+        let recorded = record_request(context, view, request).await?.ok_or(Stop::Changed)?;
         if recorded.metadata.generation != view.cluster.metadata.generation {
             return Err(Stop::Changed);
         }
@@ -26,7 +26,11 @@ pub(crate) async fn record(context: &Context, view: &mut View<'_>, requests: &[R
 }
 
 /// Records one request. Returns the Cluster as it is then; `None` if the object is gone.
-async fn record_one(context: &Context, view: &View<'_>, request: &Request) -> Result<Option<Cluster>, ReconcileError> {
+async fn record_request(
+    context: &Context,
+    view: &View<'_>,
+    request: &Request,
+) -> Result<Option<Cluster>, ReconcileError> {
     let (cluster, id) = (&view.cluster, &view.identity.id);
     match request {
         Request::Expire => Ok(Some(cluster.clone())),
@@ -36,10 +40,10 @@ async fn record_one(context: &Context, view: &View<'_>, request: &Request) -> Re
             if let Some(command) = command {
                 tracing::info!(cluster = %id, ?command, %time, "sleep schedule applied");
             }
-            object::record_request(context, cluster, *command, Some(*time)).await
+            object::record_policy_request(context, cluster, *command, Some(*time)).await
         }
         Request::RenewCertificates => {
-            let recorded = object::record_request(context, cluster, request.command(), None).await?;
+            let recorded = object::record_policy_request(context, cluster, request.command(), None).await?;
             if recorded
                 .as_ref()
                 .is_some_and(|recorded| is_woken_by_request(recorded, cluster))
@@ -49,9 +53,13 @@ async fn record_one(context: &Context, view: &View<'_>, request: &Request) -> Re
             Ok(recorded)
         }
         Request::SleepUnused => {
-            let used = context.memory.awake(id).activity.and_then(|seen| seen.used);
+            let used = context
+                .memory
+                .running(id)
+                .activity
+                .and_then(|activity| activity.last_used);
             tracing::info!(cluster = %id, ?used, "cluster is unused and goes to sleep");
-            object::record_request(context, cluster, request.command(), None).await
+            object::record_policy_request(context, cluster, request.command(), None).await
         }
     }
 }

@@ -16,10 +16,10 @@ use crate::cluster::sleep::state::{SleepCommand, SleepState};
 
 /// How far back the last due time is searched, in hours, the near past first: an hour, a day, eight
 /// days, just over a month, just over a year, and eight years, which include a 29th of February.
-const BACK: [i64; 6] = [1, 24, 8 * 24, 32 * 24, 367 * 24, 8 * 367 * 24];
+const SEARCH_BACK_HOURS: [i64; 6] = [1, 24, 8 * 24, 32 * 24, 367 * 24, 8 * 367 * 24];
 
 /// Delay until the next check, if the next due time is not known.
-const AGAIN: SignedDuration = SignedDuration::from_secs(30);
+const RETRY_AFTER: SignedDuration = SignedDuration::from_secs(30);
 
 /// A schedule that cannot be applied.
 #[derive(Debug, thiserror::Error)]
@@ -56,21 +56,21 @@ struct Moment {
 }
 
 /// One cron expression of a schedule.
-struct Line {
+struct CronRule {
     times: Crontab,
     zone: TimeZone,
     command: SleepCommand,
 }
 
-impl Line {
+impl CronRule {
     /// The last due time. A time in a skipped hour is due when clocks are put forward, and a time
     /// in a repeated hour is due the first time. Expressions are matched against the time that a
     /// wall clock shows.
-    fn last(&self, now: Timestamp) -> Option<Moment> {
+    fn last_due(&self, now: Timestamp) -> Option<Moment> {
         let shown = self.zone.to_datetime(now);
         let until_shown = |after| self.next(after).filter(|time| *time <= shown);
         let from = |hours: &i64| shown.checked_sub(SignedDuration::from_hours(*hours)).ok();
-        let first = BACK.iter().find_map(|hours| until_shown(from(hours)?))?;
+        let first = SEARCH_BACK_HOURS.iter().find_map(|hours| until_shown(from(hours)?))?;
         self.find_moment(find_last(first, shown, until_shown))
     }
 
@@ -85,11 +85,11 @@ impl Line {
         Some(Moment { time, would_be })
     }
 
-    /// The next due time. In a repeated hour it is not known, and is looked for again later.
-    fn following(&self, now: Timestamp) -> Option<Timestamp> {
+    /// The next due time. In a repeated hour it is not known, and is searched again later.
+    fn next_due(&self, now: Timestamp) -> Option<Timestamp> {
         let next = self.next(self.zone.to_datetime(now))?;
         let next = self.find_moment(next)?.time;
-        Some(if next > now { next } else { now + AGAIN })
+        Some(if next > now { next } else { now + RETRY_AFTER })
     }
 
     fn next(&self, after: DateTime) -> Option<DateTime> {
@@ -116,13 +116,13 @@ fn find_last(first: DateTime, mut end: DateTime, mut next: impl FnMut(DateTime) 
 
 /// Checks that every schedule is valid.
 pub fn check(schedules: &[SleepSchedule]) -> Result<(), ScheduleError> {
-    read(schedules).map(|_| ())
+    parse_schedules(schedules).map(|_| ())
 }
 
 /// The due command of a Cluster. A new spec starts now: earlier times of it are over.
 pub fn plan_due(cluster: &Cluster, now: Timestamp) -> Option<Due> {
-    let lines = read(&cluster.spec.sleep.schedules).ok()?;
-    if lines.is_empty() {
+    let rules = parse_schedules(&cluster.spec.sleep.schedules).ok()?;
+    if rules.is_empty() {
         return None;
     }
     let status = cluster.status.as_ref();
@@ -134,15 +134,17 @@ pub fn plan_due(cluster: &Cluster, now: Timestamp) -> Option<Due> {
             time: now,
         });
     };
-    let lasts = lines.iter().filter_map(|line| Some((line.last(now)?, line.command)));
+    let moments = rules
+        .iter()
+        .filter_map(|rule| Some((rule.last_due(now)?, rule.command)));
     // If both are due at once, being awake does less harm.
-    let (Moment { time, .. }, command) = lasts
+    let (Moment { time, .. }, command) = moments
         .filter(|(moment, _)| moment.time <= now)
         .max_by_key(|(moment, command)| (*moment, *command == SleepCommand::Wake))?;
-    let rest = SleepState::of(cluster);
+    let run_state = SleepState::of(cluster);
     let changes = match command {
-        SleepCommand::Sleep(_) => !rest.is_asleep(),
-        SleepCommand::Wake => rest.is_asleep() && rest != SleepState::ByOwner,
+        SleepCommand::Sleep(_) => !run_state.is_asleep(),
+        SleepCommand::Wake => run_state.is_asleep() && run_state != SleepState::ByOwner,
     };
     (time > done.0).then_some(Due {
         command: changes.then_some(command),
@@ -151,16 +153,16 @@ pub fn plan_due(cluster: &Cluster, now: Timestamp) -> Option<Due> {
 }
 
 /// Time until a schedule of a Cluster is due; `None` if none ever is.
-pub fn plan_remaining(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
-    let lines = read(&cluster.spec.sleep.schedules).ok()?;
-    let next = lines.iter().filter_map(|line| line.following(now)).min()?;
+pub fn plan_until_due(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
+    let rules = parse_schedules(&cluster.spec.sleep.schedules).ok()?;
+    let next = rules.iter().filter_map(|rule| rule.next_due(now)).min()?;
     Duration::try_from(next.duration_since(now)).ok()
 }
 
-fn read(schedules: &[SleepSchedule]) -> Result<Vec<Line>, ScheduleError> {
+fn parse_schedules(schedules: &[SleepSchedule]) -> Result<Vec<CronRule>, ScheduleError> {
     let mut options = ParseOptions::default();
     options.fallback_timezone_option = FallbackTimezoneOption::UTC;
-    let mut lines = Vec::new();
+    let mut rules = Vec::new();
     for schedule in schedules {
         let name = schedule.time_zone.as_deref().unwrap_or("UTC");
         let zone = find_zone(name).ok_or_else(|| ScheduleError::Zone(name.to_owned()))?;
@@ -171,24 +173,24 @@ fn read(schedules: &[SleepSchedule]) -> Result<Vec<Line>, ScheduleError> {
         for (expression, command) in commands {
             let Some(expression) = expression else { continue };
             let wrong = || ScheduleError::Expression(expression.clone());
-            if asks_for_last(expression) {
+            if uses_last_day(expression) {
                 return Err(ScheduleError::Last(expression.clone()));
             }
-            let line = Line {
+            let rule = CronRule {
                 times: cronexpr::parse_crontab_with(expression, options).map_err(|_| wrong())?,
                 zone: zone.clone(),
                 command,
             };
-            line.next(DateTime::constant(2024, 1, 1, 0, 0, 0, 0))
+            rule.next(DateTime::constant(2024, 1, 1, 0, 0, 0, 0))
                 .ok_or_else(wrong)?;
-            lines.push(line);
+            rules.push(rule);
         }
     }
-    Ok(lines)
+    Ok(rules)
 }
 
 /// Whether an expression has an `L`, for the last day of a month: the parser skips December's.
-fn asks_for_last(expression: &str) -> bool {
+fn uses_last_day(expression: &str) -> bool {
     let fields: Vec<_> = expression.split(' ').collect();
     let has_last = |field: usize| {
         fields
@@ -220,11 +222,11 @@ mod tests {
     }
 
     fn schedule(sleep: &str, wake: &str, zone: &str) -> SleepSchedule {
-        let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let field = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         SleepSchedule {
-            sleep: given(sleep),
-            wake: given(wake),
-            time_zone: given(zone),
+            sleep: field(sleep),
+            wake: field(wake),
+            time_zone: field(zone),
         }
     }
 
@@ -233,12 +235,12 @@ mod tests {
     }
 
     /// A Cluster whose schedules were applied up to a time.
-    fn done(schedule: SleepSchedule, done: &str) -> Cluster {
+    fn applied_until(schedule: SleepSchedule, time: &str) -> Cluster {
         let mut cluster = fixtures::with(fixtures::cluster("a"), |spec| spec.sleep.schedules = vec![schedule]);
         let status = cluster.status.get_or_insert_default();
         status.observed_generation = cluster.metadata.generation;
         status.activity = Some(ActivityStatus {
-            scheduled_time: Some(Time(at(done))),
+            scheduled_time: Some(Time(at(time))),
             ..ActivityStatus::default()
         });
         cluster
@@ -251,58 +253,65 @@ mod tests {
     }
 
     #[test]
-    fn what_was_due_last_is_done_once() {
+    fn last_due_command_is_applied_once() {
         let sleep = Some(SleepCommand::Sleep(SleepReason::Schedule));
         let friday = "2026-11-20T19:00:00Z";
-        let owners = fixtures::with(asleep(done(office(), friday)), |spec| spec.state = DesiredState::Asleep);
+        let owners = fixtures::with(asleep(applied_until(office(), friday)), |spec| {
+            spec.state = DesiredState::Asleep
+        });
         // 2026-11-20 is a Friday; Berlin is one hour ahead of UTC.
         for (rule, cluster, now, expected) in [
-            ("nothing since", done(office(), friday), "2026-11-22T12:00:00Z", None),
+            (
+                "nothing is due since",
+                applied_until(office(), friday),
+                "2026-11-22T12:00:00Z",
+                None,
+            ),
             (
                 "not yet",
-                done(office(), "2026-11-20T07:00:00Z"),
+                applied_until(office(), "2026-11-20T07:00:00Z"),
                 "2026-11-20T18:59:59Z",
                 None,
             ),
             (
                 "now",
-                done(office(), "2026-11-20T07:00:00Z"),
+                applied_until(office(), "2026-11-20T07:00:00Z"),
                 friday,
                 Some((sleep, friday)),
             ),
             (
                 "late",
-                done(office(), "2026-11-20T07:00:00Z"),
+                applied_until(office(), "2026-11-20T07:00:00Z"),
                 "2026-11-22T12:00:00Z",
                 Some((sleep, friday)),
             ),
             (
                 "asleep already",
-                asleep(done(office(), "2026-11-20T07:00:00Z")),
+                asleep(applied_until(office(), "2026-11-20T07:00:00Z")),
                 friday,
                 Some((None, friday)),
             ),
             (
                 "wakes",
-                asleep(done(office(), friday)),
+                asleep(applied_until(office(), friday)),
                 "2026-11-23T07:00:00Z",
                 Some((Some(SleepCommand::Wake), "2026-11-23T07:00:00Z")),
             ),
             (
                 "awake already",
-                done(office(), friday),
+                applied_until(office(), friday),
                 "2026-11-23T07:00:00Z",
                 Some((None, "2026-11-23T07:00:00Z")),
             ),
             (
-                "its owner has it sleep",
+                "asleep by its owner",
                 owners,
                 "2026-11-23T07:00:00Z",
                 Some((None, "2026-11-23T07:00:00Z")),
             ),
             (
                 "both at once",
-                done(schedule("0 8 * * *", "0 8 * * *", ""), friday),
+                applied_until(schedule("0 8 * * *", "0 8 * * *", ""), friday),
                 "2026-11-21T08:00:00Z",
                 Some((None, "2026-11-21T08:00:00Z")),
             ),
@@ -314,37 +323,39 @@ mod tests {
 
     #[test]
     fn the_last_day_of_a_month_is_refused() {
-        for (expression, is_read) in [
+        for (expression, is_valid) in [
             ("0 20 L * *", false),
             ("0 20 * * 5L", false),
             ("0 20 * * 5l", false),
             ("0 20 1 JUL *", true),
             ("0 20 1 jul *", true),
         ] {
-            let read = read(&[schedule(expression, "", "UTC")]);
-            assert_eq!(read.is_ok(), is_read, "{expression}");
+            let parsed = parse_schedules(&[schedule(expression, "", "UTC")]);
+            assert_eq!(parsed.is_ok(), is_valid, "{expression}");
         }
     }
 
     #[test]
-    fn a_spec_that_is_new_begins_now() {
+    fn schedules_of_a_new_spec_start_now() {
         let now = at("2026-11-20T21:00:00Z");
-        let begins = Some(Due {
+        let starts_now = Some(Due {
             command: None,
             time: now,
         });
-        let mut changed = done(office(), "2026-11-20T07:00:00Z");
+        let mut changed = applied_until(office(), "2026-11-20T07:00:00Z");
         changed.metadata.generation = Some(2);
-        assert_eq!(plan_due(&changed, now), begins);
+        assert_eq!(plan_due(&changed, now), starts_now);
         let new = fixtures::with(fixtures::cluster("a"), |spec| spec.sleep.schedules = vec![office()]);
-        assert_eq!(plan_due(&new, now), begins);
+        assert_eq!(plan_due(&new, now), starts_now);
         assert_eq!(plan_due(&fixtures::cluster("a"), now), None);
     }
 
     #[test]
-    fn clocks_that_are_changed_skip_nothing_and_repeat_nothing() {
+    fn clock_change_skips_and_repeats_no_command() {
         let night = || schedule("30 2 * * *", "", "Europe/Berlin");
-        let due = |before: &str, now: &str| plan_due(&done(night(), before), at(now)).map(|due| due.time.to_string());
+        let due = |before: &str, now: &str| {
+            plan_due(&applied_until(night(), before), at(now)).map(|due| due.time.to_string())
+        };
         let some = |text: &str| Some(text.to_owned());
         // The clock is put forward from 02:00 to 03:00.
         let spring = "2026-03-28T01:30:00Z";
@@ -353,18 +364,24 @@ mod tests {
         assert_eq!(due("2026-03-29T01:00:00Z", "2026-03-29T02:00:00Z"), None);
         // A short night stays short: a Cluster that is woken at 03:00 does not sleep again after
         // that.
-        let short = asleep(done(schedule("30 2 * * *", "0 3 * * *", "Europe/Berlin"), spring));
+        let short = asleep(applied_until(
+            schedule("30 2 * * *", "0 3 * * *", "Europe/Berlin"),
+            spring,
+        ));
         let woken = plan_due(&short, at("2026-03-29T02:00:00Z")).unwrap();
         assert_eq!(
             (woken.command, woken.time),
             (Some(SleepCommand::Wake), at("2026-03-29T01:00:00Z"))
         );
-        let job = asleep(done(schedule("45 2 * * *", "0 2 * * *", "Europe/Berlin"), spring));
-        let slept = plan_due(&job, at("2026-03-29T02:00:00Z")).unwrap();
+        let wakes_first = asleep(applied_until(
+            schedule("45 2 * * *", "0 2 * * *", "Europe/Berlin"),
+            spring,
+        ));
+        let asleep_due = plan_due(&wakes_first, at("2026-03-29T02:00:00Z")).unwrap();
         assert_eq!(
-            (slept.command, slept.time),
+            (asleep_due.command, asleep_due.time),
             (None, at("2026-03-29T01:00:00Z")),
-            "it sleeps on"
+            "stays asleep"
         );
         // The clock is set back from 03:00 to 02:00.
         let autumn = "2026-10-24T00:30:00Z";
@@ -373,7 +390,7 @@ mod tests {
         assert_eq!(
             due("2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z"),
             None,
-            "the second 02:30"
+            "second 02:30 of the night"
         );
         assert_eq!(
             due("2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"),
@@ -382,27 +399,42 @@ mod tests {
     }
 
     #[test]
-    fn what_is_due_next_is_waited_for() {
+    fn next_due_time_is_found() {
         let night = || schedule("30 2 * * *", "", "Europe/Berlin");
         for (rule, schedule, now, expected) in [
             ("evening", office(), "2026-11-20T18:59:59.5Z", "2026-11-20T19:00:00Z"),
-            ("just then", office(), "2026-11-20T19:00:00Z", "2026-11-23T07:00:00Z"),
-            ("left out", night(), "2026-03-29T00:10:00Z", "2026-03-29T01:00:00Z"),
             (
-                "the first of two",
+                "at the due time",
+                office(),
+                "2026-11-20T19:00:00Z",
+                "2026-11-23T07:00:00Z",
+            ),
+            (
+                "in a skipped hour",
+                night(),
+                "2026-03-29T00:10:00Z",
+                "2026-03-29T01:00:00Z",
+            ),
+            (
+                "first of a repeated hour",
                 night(),
                 "2026-10-25T00:10:00Z",
                 "2026-10-25T00:30:00Z",
             ),
             (
-                "the second of two",
+                "second of a repeated hour",
                 night(),
                 "2026-10-25T01:10:00Z",
                 "2026-10-25T01:10:30Z",
             ),
-            ("after both", night(), "2026-10-25T01:30:00Z", "2026-10-26T01:30:00Z"),
+            (
+                "after a repeated hour",
+                night(),
+                "2026-10-25T01:30:00Z",
+                "2026-10-26T01:30:00Z",
+            ),
         ] {
-            let remaining = plan_remaining(&done(schedule, "2026-03-01T00:00:00Z"), at(now)).unwrap();
+            let remaining = plan_until_due(&applied_until(schedule, "2026-03-01T00:00:00Z"), at(now)).unwrap();
             assert_eq!(
                 at(now) + SignedDuration::try_from(remaining).unwrap(),
                 at(expected),
@@ -410,15 +442,15 @@ mod tests {
             );
         }
         assert_eq!(
-            plan_remaining(&fixtures::cluster("a"), at("2026-03-29T00:10:00Z")),
+            plan_until_due(&fixtures::cluster("a"), at("2026-03-29T00:10:00Z")),
             None
         );
     }
 
     #[test]
-    fn what_is_rarely_due_is_found() {
+    fn last_due_time_of_a_rare_schedule_is_found() {
         let due = |expression: &str, now: &str| {
-            let cluster = done(schedule(expression, "", ""), "2000-01-01T00:00:00Z");
+            let cluster = applied_until(schedule(expression, "", ""), "2000-01-01T00:00:00Z");
             plan_due(&cluster, at(now)).map(|due| due.time.to_string())
         };
         let now = "2027-11-20T21:00:30Z";
@@ -436,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_year_of_minutes_is_not_walked_through() {
+    fn last_due_time_is_found_in_few_steps() {
         let day = |day: i16, hour| {
             DateTime::constant(2027, 1, 1, hour, 0, 0, 0) + SignedDuration::from_hours(24 * i64::from(day))
         };
@@ -445,9 +477,9 @@ mod tests {
             (day(0, 1), day(360, 0)),
             (day(360, 0), day(360, 0)),
         ] {
-            let mut asked = 0;
+            let mut steps = 0;
             let last = find_last(day(0, 1), now, |after| {
-                asked += 1;
+                steps += 1;
                 let next = after.round(Unit::Minute).unwrap();
                 let next = if next > after {
                     next
@@ -457,16 +489,16 @@ mod tests {
                 (next <= until).then_some(next)
             });
             assert_eq!(last, until);
-            assert!(asked < 100, "{asked}");
+            assert!(steps < 100, "{steps}");
         }
     }
 
     #[test]
-    fn what_means_nothing_is_refused() {
-        let wrong = |sleep: &str, zone: &str| check(&[schedule(sleep, "", zone)]).unwrap_err().to_string();
-        assert!(wrong("0 20 * * *", "Europe/Atlantis").contains("Europe/Atlantis"));
+    fn invalid_schedule_is_refused() {
+        let error_of = |sleep: &str, zone: &str| check(&[schedule(sleep, "", zone)]).unwrap_err().to_string();
+        assert!(error_of("0 20 * * *", "Europe/Atlantis").contains("Europe/Atlantis"));
         for expression in ["60 * * * *", "0 0 30 2 *", "soon", "0 20 * *"] {
-            assert!(wrong(expression, "UTC").contains(expression), "{expression}");
+            assert!(error_of(expression, "UTC").contains(expression), "{expression}");
         }
         assert!(check(&[office()]).is_ok());
     }

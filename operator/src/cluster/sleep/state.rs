@@ -1,4 +1,4 @@
-//! The desired run state of a Cluster, who requested its sleep, and what the ingress answers while
+//! The desired run state of a Cluster, the source of its sleep request, and the ingress message while
 //! no API runs. Pure.
 //!
 //! ```text
@@ -30,8 +30,8 @@ pub(crate) const LONGEST_WAKE: Duration = Duration::from_secs(25);
 /// Shortest and longest sleep of a Cluster with Nodes before it wakes for them, in hundredths of
 /// the lifetime of a kubelet's certificate. Clusters spread over the time between in `SHARES`
 /// parts.
-const SLEPT_LEAST: u32 = 6;
-const SLEPT_MOST: u32 = 8;
+const SHORTEST_SLEEP: u32 = 6;
+const LONGEST_SLEEP: u32 = 8;
 const SHARES: u32 = 1024;
 
 /// A request to sleep or to wake that does not come from the spec.
@@ -147,7 +147,7 @@ impl SleepState {
                 wakes: WakeOnConnect::Any,
                 ..
             } => Callers::Any,
-            Self::ByOwner | Self::Unchanged | Self::Request { .. } => return Some(hold(self.until())),
+            Self::ByOwner | Self::Unchanged | Self::Request { .. } => return Some(no_wake_message(self.until())),
         };
         let Self::Request { since, ignored, .. } = self else {
             return None;
@@ -162,7 +162,7 @@ impl SleepState {
 }
 
 /// The ingress message of a sleeping Cluster that no client can wake.
-pub fn hold(until: &str) -> Asleep {
+pub fn no_wake_message(until: &str) -> Asleep {
     Asleep::Held {
         why: format!("the cluster is asleep {until}"),
     }
@@ -219,9 +219,9 @@ pub fn plan_renewal(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
     let SleepState::Request { since, wakes, .. } = SleepState::of(cluster) else {
         return None;
     };
-    let returns = sleep.inactivity().is_some() || !sleep.schedules.is_empty();
+    let sleeps_again = sleep.inactivity().is_some() || !sleep.schedules.is_empty();
     let may_wake = sleep.with_workers == WithWorkers::Allow && wakes != WakeOnConnect::Never;
-    if !may_wake || !returns || !has_nodes(cluster) || !conditions::is_reconciled(cluster) {
+    if !may_wake || !sleeps_again || !has_nodes(cluster) || !conditions::is_reconciled(cluster) {
         return None;
     }
     let hundredth = Lifetimes::from_spec(&cluster.spec.pki).ok()?.of_kubelet(Use::Client) / 100;
@@ -230,10 +230,10 @@ pub fn plan_renewal(cluster: &Cluster, now: Timestamp) -> Option<Duration> {
         .as_str()
         .bytes()
         .fold(0_u32, |sum, byte| (sum * 31 + u32::from(byte)) % SHARES);
-    let longest = hundredth * SLEPT_LEAST + hundredth * (SLEPT_MOST - SLEPT_LEAST) * share / SHARES;
+    let longest = hundredth * SHORTEST_SLEEP + hundredth * (LONGEST_SLEEP - SHORTEST_SLEEP) * share / SHARES;
     // A clock that was ahead must not make it sleep longer.
-    let slept = Duration::try_from(now.duration_since(since.0)).unwrap_or_default();
-    Some(longest.saturating_sub(slept))
+    let asleep_for = Duration::try_from(now.duration_since(since.0)).unwrap_or_default();
+    Some(longest.saturating_sub(asleep_for))
 }
 
 /// Whether the sleep of a Cluster may outlast the certificates of its Nodes.
@@ -247,7 +247,7 @@ fn has_nodes(cluster: &Cluster) -> bool {
 }
 
 /// Time of the last request to sleep.
-pub fn slept(cluster: &Cluster) -> Option<&Time> {
+pub fn sleep_requested(cluster: &Cluster) -> Option<&Time> {
     let activity = cluster.status.as_ref()?.activity.as_ref()?;
     activity.sleep_requested_time.as_ref()
 }
@@ -282,13 +282,13 @@ pub fn plan_sleep_requested(
 pub fn plan_woken(status: &ClusterStatus) -> Option<Timestamp> {
     let ready = conditions::find(&status.conditions, ConditionType::Ready)?;
     let activity = status.activity.as_ref()?;
-    let slept = activity.sleep_requested_time.is_some() && activity.asleep_since().is_none();
+    let has_slept = activity.sleep_requested_time.is_some() && activity.asleep_since().is_none();
     let woken = activity.wake_requested_time.as_ref()?.0;
-    (slept && ready.status == "True").then_some(woken)
+    (has_slept && ready.status == "True").then_some(woken)
 }
 
 /// The activity status with the time of last use, if the store reported it.
-pub fn plan_used(before: Option<ActivityStatus>, used: Option<Timestamp>) -> Option<ActivityStatus> {
+pub fn plan_last_used(before: Option<ActivityStatus>, used: Option<Timestamp>) -> Option<ActivityStatus> {
     let Some(used) = used else {
         return before;
     };
@@ -299,7 +299,7 @@ pub fn plan_used(before: Option<ActivityStatus>, used: Option<Timestamp>) -> Opt
 }
 
 /// Whether the spec overrides a request to sleep: the owner's `spec.state` ends it.
-pub fn is_overruled(cluster: &Cluster) -> bool {
+pub fn is_overridden(cluster: &Cluster) -> bool {
     let activity = cluster.status.as_ref().and_then(|status| status.activity.as_ref());
     cluster.spec.state == DesiredState::Asleep
         && activity.is_some_and(|activity| activity.sleep_requested_time.is_some())
@@ -318,7 +318,7 @@ mod tests {
         Time(Timestamp::from_second(second).unwrap())
     }
 
-    fn slept(sleep: Option<i64>, wake: Option<i64>) -> Cluster {
+    fn cluster_after(sleep: Option<i64>, wake: Option<i64>) -> Cluster {
         let mut cluster = cluster("a");
         cluster.status.get_or_insert_default().activity = Some(ActivityStatus {
             sleep_requested_time: sleep.map(at),
@@ -341,7 +341,7 @@ mod tests {
 
     /// A Cluster with a Node that no client uses since second 0.
     fn unused() -> Cluster {
-        let mut cluster = with(slept(Some(0), None), |spec| {
+        let mut cluster = with(cluster_after(Some(0), None), |spec| {
             spec.sleep.with_workers = WithWorkers::Allow;
             spec.sleep.after_inactivity = Some("1h".into());
         });
@@ -352,15 +352,15 @@ mod tests {
     }
 
     #[test]
-    fn workers_are_not_kept_from_renewing_their_certificates() {
-        let seconds = |cluster: &Cluster, now| plan_renewal(cluster, at(now).0).map(|left| left.as_secs());
+    fn sleeping_cluster_wakes_so_that_nodes_renew_certificates() {
+        let seconds = |cluster: &Cluster, now| plan_renewal(cluster, at(now).0).map(|remaining| remaining.as_secs());
         // One hundredth of 90 days, in seconds.
         let hundredth = 77_760;
         let longest = seconds(&unused(), 0).unwrap();
         assert!((6 * hundredth..=8 * hundredth).contains(&longest), "{longest}");
         let mut other = unused();
         other.spec.id = Some("cdfghjkl24".into());
-        assert_ne!(seconds(&other, 0), Some(longest), "not all at once");
+        assert_ne!(seconds(&other, 0), Some(longest), "Clusters wake at different times");
         assert_eq!(seconds(&unused(), -9), Some(longest), "a clock that is behind");
         assert_eq!(seconds(&unused(), 80), Some(longest - 80));
         assert_eq!(seconds(&unused(), 700_000), Some(0));
@@ -373,10 +373,10 @@ mod tests {
         };
         let mut refused = unused();
         refused.status.get_or_insert_default().conditions = vec![accepted("False")];
-        for (rule, cluster, strands) in [
-            ("awake", with(slept(None, None), |_| {}), false),
+        for (rule, cluster, outlives) in [
+            ("awake", with(cluster_after(None, None), |_| {}), false),
             ("without Nodes", nodes(Some(0)), false),
-            ("not known", nodes(None), false),
+            ("number of Nodes is not known", nodes(None), false),
             (
                 "by its owner",
                 with(unused(), |spec| spec.state = DesiredState::Asleep),
@@ -385,12 +385,12 @@ mod tests {
             ("paused", with(unused(), |spec| spec.paused = true), true),
             ("refused", refused, true),
             (
-                "nobody wakes it",
+                "no client may wake it",
                 with(unused(), |spec| spec.sleep.wake_on_connect = WakeOnConnect::Never),
                 true,
             ),
             (
-                "it would stay awake",
+                "nothing would send it to sleep again",
                 with(unused(), |spec| spec.sleep.after_inactivity = None),
                 true,
             ),
@@ -402,7 +402,7 @@ mod tests {
         ] {
             assert_eq!(
                 (seconds(&cluster, 0), outlives_node_certificates(&cluster)),
-                (None, strands),
+                (None, outlives),
                 "{rule}"
             );
         }
@@ -410,11 +410,13 @@ mod tests {
     }
 
     #[test]
-    fn the_owners_word_comes_first() {
-        let never = with(slept(Some(5), None), |spec| {
+    fn spec_state_takes_precedence() {
+        let never = with(cluster_after(Some(5), None), |spec| {
             spec.sleep.wake_on_connect = WakeOnConnect::Never;
         });
-        let owner = with(slept(Some(5), Some(9)), |spec| spec.state = DesiredState::Asleep);
+        let owner = with(cluster_after(Some(5), Some(9)), |spec| {
+            spec.state = DesiredState::Asleep
+        });
         let request = |wakes| SleepState::Request {
             since: at(5),
             reason: SleepReason::Annotation,
@@ -422,40 +424,48 @@ mod tests {
             ignored: IgnoredAgents::default(),
         };
         for (rule, cluster, expected) in [
-            ("nobody asked", cluster("a"), SleepState::Awake),
-            ("asked", slept(Some(5), None), request(WakeOnConnect::Authenticated)),
-            ("woken", slept(Some(5), Some(6)), SleepState::Awake),
-            ("for nobody", never, request(WakeOnConnect::Never)),
-            ("the owner's, though somebody connected", owner, SleepState::ByOwner),
+            ("no request", cluster("a"), SleepState::Awake),
+            (
+                "sleep requested",
+                cluster_after(Some(5), None),
+                request(WakeOnConnect::Authenticated),
+            ),
+            ("woken", cluster_after(Some(5), Some(6)), SleepState::Awake),
+            ("no client may wake it", never, request(WakeOnConnect::Never)),
+            ("by its owner, though a client connected", owner, SleepState::ByOwner),
         ] {
             assert_eq!(SleepState::of(&cluster), expected, "{rule}");
         }
     }
 
     #[test]
-    fn the_ingress_is_told_which_clients_wake_nothing() {
+    fn ingress_message_lists_ignored_user_agents() {
         let message = |agents: &[&str]| {
-            let cluster = with(slept(Some(5), None), |spec| {
+            let cluster = with(cluster_after(Some(5), None), |spec| {
                 spec.sleep.ignore_user_agents = agents.iter().map(ToString::to_string).collect();
             });
             serde_json::to_value(SleepState::of(&cluster).to_ingress_message("u-1")).unwrap()
         };
         let since = "1970-01-01T00:00:05Z";
         let before = json!({"onConnect": {"callers": "Authenticated", "since": since, "uid": "u-1"}});
-        assert_eq!(message(&[]), before, "of most the ConfigMap stays as it is");
+        assert_eq!(
+            message(&[]),
+            before,
+            "without ignored agents the ConfigMap is unchanged"
+        );
         let mut expected = before;
         expected["onConnect"]["ignoredAgents"] = json!(["Headlamp", "k9s/*"]);
         assert_eq!(message(&["k9s/*", "Headlamp"]), expected);
     }
 
     #[test]
-    fn the_owners_word_ends_what_was_asked_before() {
+    fn spec_state_overrides_an_earlier_request() {
         let owner = |cluster| with(cluster, |spec| spec.state = DesiredState::Asleep);
-        assert!(is_overruled(&owner(slept(Some(5), Some(3)))));
-        assert!(is_overruled(&owner(slept(Some(3), Some(5)))));
-        assert!(!is_overruled(&owner(slept(None, Some(5)))));
-        assert!(!is_overruled(&slept(Some(5), None)));
-        let mut asleep = slept(Some(5), None);
+        assert!(is_overridden(&owner(cluster_after(Some(5), Some(3)))));
+        assert!(is_overridden(&owner(cluster_after(Some(3), Some(5)))));
+        assert!(!is_overridden(&owner(cluster_after(None, Some(5)))));
+        assert!(!is_overridden(&cluster_after(Some(5), None)));
+        let mut asleep = cluster_after(Some(5), None);
         assert_eq!(SleepState::of(&asleep).reason(), Reason::AsleepOnRequest);
         let activity = asleep.status.as_mut().and_then(|status| status.activity.as_mut());
         activity.unwrap().sleep_reason = Some(SleepReason::Inactivity);
@@ -463,46 +473,48 @@ mod tests {
     }
 
     #[test]
-    fn a_request_to_sleep_is_later_than_what_woke() {
+    fn sleep_request_is_later_than_the_last_wake() {
         let (now, sleep) = (at(100).0, SleepCommand::Sleep(SleepReason::Inactivity));
-        for (rule, wake, word, expected) in [
+        for (rule, wake, command, expected) in [
             ("never woken", None, sleep, Some(100)),
             ("woken before", Some(90), sleep, Some(100)),
             ("woken in the same second", Some(100), sleep, Some(101)),
             ("woken by a clock that is ahead", Some(130), sleep, Some(131)),
-            ("to wake", Some(90), SleepCommand::Wake, None),
+            ("wake command", Some(90), SleepCommand::Wake, None),
         ] {
             let before = ActivityStatus {
                 sleep_requested_time: Some(at(1)),
                 wake_requested_time: wake.map(at),
                 ..ActivityStatus::default()
             };
-            let asked = plan_sleep_requested(Some(&before), word, now);
+            let requested = plan_sleep_requested(Some(&before), command, now);
             let expected = expected.map(|second| (at(second), SleepReason::Inactivity));
-            assert_eq!(asked, expected, "{rule}");
+            assert_eq!(requested, expected, "{rule}");
             let after = ActivityStatus {
-                sleep_requested_time: asked.map(|(time, _)| time),
+                sleep_requested_time: requested.map(|(time, _)| time),
                 ..before
             };
-            assert_eq!(after.asleep_since().is_some(), word == sleep, "{rule}");
+            assert_eq!(after.asleep_since().is_some(), command == sleep, "{rule}");
         }
     }
 
     #[test]
-    fn what_is_noted_of_use_leaves_the_rest() {
-        let before = slept(Some(5), Some(3)).status.and_then(|status| status.activity);
-        assert_eq!(plan_used(before.clone(), None), before);
-        let after = plan_used(before, Some(at(7).0)).unwrap();
+    fn time_of_last_use_changes_no_other_field() {
+        let before = cluster_after(Some(5), Some(3))
+            .status
+            .and_then(|status| status.activity);
+        assert_eq!(plan_last_used(before.clone(), None), before);
+        let after = plan_last_used(before, Some(at(7).0)).unwrap();
         assert_eq!(
             (after.last_activity_time, after.sleep_requested_time),
             (Some(at(7)), Some(at(5)))
         );
-        assert_eq!(plan_used(None, None), None);
+        assert_eq!(plan_last_used(None, None), None);
     }
 
     #[test]
-    fn the_ingress_is_told_until_the_api_answers() {
-        let asleep = || Some(hold("for long"));
+    fn ingress_message_is_waking_until_the_api_answers() {
+        let asleep = || Some(no_wake_message("for long"));
         let waking = |since: i64, problem: Option<&str>| {
             let problem = problem.map(ToOwned::to_owned);
             Some(Asleep::Waking {
@@ -517,14 +529,20 @@ mod tests {
             ("asleep", asleep(), asleep(), false, asleep()),
             ("wakes", None, asleep(), false, waking(100, None)),
             (
-                "wakes while the pod answers that is to end",
+                "wakes while a terminating pod answers",
                 None,
                 asleep(),
                 true,
                 waking(100, None),
             ),
-            ("still", None, waking(75, None), false, waking(75, None)),
-            ("takes long", None, waking(74, None), false, waking(74, Some("no room"))),
+            ("waking for 25 s", None, waking(75, None), false, waking(75, None)),
+            (
+                "waking for 26 s",
+                None,
+                waking(74, None),
+                false,
+                waking(74, Some("no room")),
+            ),
             (
                 "by a clock that was ahead",
                 None,
@@ -532,15 +550,15 @@ mod tests {
                 false,
                 waking(100, None),
             ),
-            ("is awake", None, waking(74, Some("no room")), true, None),
+            ("API answers", None, waking(74, Some("no room")), true, None),
         ] {
             let message = next_ingress_message(wanted, before.as_ref(), answers, || Some("no room".into()), at(100).0);
             assert_eq!(message, expected, "{rule}");
         }
         for (rule, since, expected) in [
-            ("others come first", waking(74, None), waking(74, None)),
+            ("queued", waking(74, None), waking(74, None)),
             (
-                "now there is room, and others come first",
+                "problem is solved, and it is queued",
                 waking(9, Some("no room")),
                 waking(9, None),
             ),
@@ -551,14 +569,14 @@ mod tests {
         let late = |message: Option<Asleep>| late_after(message.as_ref(), at(100).0).map(|late| late.as_secs());
         assert_eq!(late(waking(75, None)), Some(1));
         assert_eq!(late(waking(90, None)), Some(16));
-        assert_eq!(late(waking(9, None)), None, "it waits for its turn");
-        assert_eq!(late(waking(9, Some("no room"))), None, "they know");
+        assert_eq!(late(waking(9, None)), None, "it waits in the queue");
+        assert_eq!(late(waking(9, Some("no room"))), None, "callers know the problem");
         assert_eq!(late(asleep()), None);
         assert_eq!(late(None), None);
     }
 
     #[test]
-    fn annotations_that_are_not_understood_ask_for_nothing() {
+    fn invalid_annotation_is_no_command() {
         let annotated = |value: &str| {
             let mut cluster = cluster("a");
             cluster.annotations_mut().insert(labels::SLEEP.into(), value.into());

@@ -32,8 +32,8 @@ pub(super) fn plan_history(before: &[VersionHistory], outcome: &Outcome, now: Ti
             // The entry whose API answered last shows the format of the stored objects, so it
             // stays.
             let answered = history.iter().position(|entry| entry.completed.is_some());
-            let goes = HISTORY_LENGTH - usize::from(answered == Some(HISTORY_LENGTH));
-            history.remove(goes);
+            let removed = HISTORY_LENGTH - usize::from(answered == Some(HISTORY_LENGTH));
+            history.remove(removed);
         }
     }
     let current = matches!(outcome.control_plane, ControlPlane::Running { current: true, .. });
@@ -66,8 +66,8 @@ pub(super) fn plan_phase(
         _ => {}
     }
     let replaced = matches!(outcome.control_plane, ControlPlane::Running { current: false, .. });
-    let began = history.len() > 1 && history.first().is_some_and(|latest| latest.completed.is_none());
-    let rolling = began || outcome.heads_for.is_some();
+    let has_rollout = history.len() > 1 && history.first().is_some_and(|latest| latest.completed.is_none());
+    let rolling = has_rollout || outcome.heads_for.is_some();
     if ready && !replaced && !rolling {
         return Phase::Running;
     }

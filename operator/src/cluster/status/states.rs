@@ -11,7 +11,7 @@ use crate::model::control_plane::ControlPlane;
 use crate::model::refusal::Refusal;
 
 /// Conditions that are not updated while a Cluster is paused, or refused without a control plane.
-const NOT_LOOKED_AT: [ConditionType; 8] = [
+const NOT_CHECKED: [ConditionType; 8] = [
     ConditionType::CertificatesReady,
     ConditionType::APIServerAvailable,
     ConditionType::EndpointPublished,
@@ -24,7 +24,7 @@ const NOT_LOOKED_AT: [ConditionType; 8] = [
 
 /// Conditions about parts of a refused spec that are not applied while the control plane is
 /// maintained.
-const NOT_CARRIED_OUT: [ConditionType; 5] = [
+const NOT_APPLIED: [ConditionType; 5] = [
     ConditionType::StoreReady,
     ConditionType::Asleep,
     ConditionType::SleepPossible,
@@ -61,33 +61,16 @@ pub(super) fn plan_states(
         if outcome.certificates.status.is_some() {
             states.push((ConditionType::CertificatesReady, outcome.certificates.clone()));
         }
-        return carry_over(before, outcome, states, generation, &NOT_LOOKED_AT);
+        return carry_over(before, outcome, states, generation, &NOT_CHECKED);
     }
-    let run_state = &outcome.run_state;
-    let available = match (&outcome.inside, run_state.is_asleep()) {
-        (Ok(()), _) => State::yes(Reason::APIServerReady, "The API server answers /readyz."),
-        (Err(_), true) => State::no(run_state.reason(), "No control plane runs."),
-        (Err(not_ready), false) => State::no(not_ready.reason, sentence(&not_ready.message)),
-    };
-    let published = if outcome.published {
-        State::yes(
-            Reason::AsExpected,
-            "The ingress routes to the cluster, and the kubeconfig exists.",
-        )
-    } else {
-        State::no(
-            Reason::CertificatesPending,
-            "The kubeconfig is waiting for certificates.",
-        )
-    };
-    let looked = vec![
+    let checked = vec![
         (ConditionType::CertificatesReady, outcome.certificates.clone()),
-        (ConditionType::APIServerAvailable, available),
-        (ConditionType::EndpointPublished, published),
+        (ConditionType::APIServerAvailable, plan_available(outcome)),
+        (ConditionType::EndpointPublished, plan_published(outcome)),
     ];
-    let states = [first, looked].concat();
+    let states = [first, checked].concat();
     if outcome.maintained {
-        return carry_over(before, outcome, states, generation, &NOT_CARRIED_OUT);
+        return carry_over(before, outcome, states, generation, &NOT_APPLIED);
     }
     let last = vec![
         (ConditionType::StoreReady, outcome.store.state.clone()),
@@ -102,12 +85,35 @@ pub(super) fn plan_states(
         .map(|workers| (ConditionType::WorkersUpdated, workers.state.clone()));
     let others = possible.into_iter().chain(addons).chain(workers).collect();
     let states = [states, last, others].concat();
-    let kept = [
+    let optional = [
         ConditionType::SleepPossible,
         ConditionType::AddonsReady,
         ConditionType::WorkersUpdated,
     ];
-    carry_over(before, outcome, states, generation, &kept)
+    carry_over(before, outcome, states, generation, &optional)
+}
+
+fn plan_available(outcome: &Outcome) -> State {
+    let run_state = &outcome.run_state;
+    match (&outcome.inside, run_state.is_asleep()) {
+        (Ok(()), _) => State::yes(Reason::APIServerReady, "The API server answers /readyz."),
+        (Err(_), true) => State::no(run_state.reason(), "No control plane runs."),
+        (Err(not_ready), false) => State::no(not_ready.reason, sentence(&not_ready.message)),
+    }
+}
+
+fn plan_published(outcome: &Outcome) -> State {
+    if outcome.published {
+        State::yes(
+            Reason::AsExpected,
+            "The ingress routes to the cluster, and the kubeconfig exists.",
+        )
+    } else {
+        State::no(
+            Reason::CertificatesPending,
+            "The kubeconfig is waiting for certificates.",
+        )
+    }
 }
 
 fn plan_asleep(before: &ClusterStatus, outcome: &Outcome) -> State {
@@ -213,7 +219,7 @@ fn plan_ready(outcome: &Outcome) -> State {
     }
     if outcome.is_available() {
         return match &outcome.heads_for {
-            Some(goal) => State::no(Reason::Updating, tell_goal(goal)),
+            Some(goal) => State::no(Reason::Updating, upgrade_message(goal)),
             None => State::yes(Reason::AsExpected, "The API answers."),
         };
     }
@@ -246,7 +252,7 @@ fn plan_ready(outcome: &Outcome) -> State {
     }
 }
 
-fn tell_goal(version: &str) -> String {
+fn upgrade_message(version: &str) -> String {
     format!("Upgrading to {version}, one minor version at a time.")
 }
 
@@ -257,7 +263,7 @@ fn plan_progressing(outcome: &Outcome, ready: &State) -> State {
     if outcome.paused {
         return State::no(Reason::Paused, "Reconciliation is paused by spec.paused.");
     }
-    if matches!(outcome.leaving, Some(drain::State::StandBy(_) | drain::State::Waiting)) {
+    if matches!(outcome.takeover, Some(drain::State::StandBy(_) | drain::State::Waiting)) {
         return State::yes(
             Reason::MachineLeaving,
             "The control plane's pod or node is about to be stopped; a standby pod takes over.",
@@ -270,7 +276,7 @@ fn plan_progressing(outcome: &Outcome, ready: &State) -> State {
             "The control plane's pod is being replaced by one with the new configuration.",
         ),
         (ControlPlane::Running { .. }, _) if let Some(goal) = &outcome.heads_for => {
-            State::yes(Reason::Updating, tell_goal(goal))
+            State::yes(Reason::Updating, upgrade_message(goal))
         }
         (_, Some(true)) => State::no(Reason::AsExpected, "The cluster matches its spec."),
         (_, _) if outcome.run_state.is_asleep() => {
@@ -297,11 +303,11 @@ fn plan_degraded(outcome: &Outcome) -> State {
             "The control plane's node is about to leave, and no standby pod became ready in time.",
         );
     }
-    let lacks = matches!(
+    let store_failed = matches!(
         outcome.store.state.reason,
         Reason::StoreUnavailable | Reason::StoreLost | Reason::IdentityConflict
     );
-    if outcome.accepted.is_ok() && lacks {
+    if outcome.accepted.is_ok() && store_failed {
         return State::yes(outcome.store.state.reason, outcome.store.state.message.clone());
     }
     State::no(Reason::AsExpected, "Nothing needs attention.")

@@ -20,17 +20,17 @@ fn plan(before: Option<ClusterStatus>, outcome: &Outcome, now: i64) -> ClusterSt
 }
 
 fn ready(status: &ClusterStatus) -> (&str, &str) {
-    said(status, ConditionType::Ready)
+    condition_of(status, ConditionType::Ready)
 }
 
 /// A condition's status and reason.
-fn said(status: &ClusterStatus, type_: ConditionType) -> (&str, &str) {
+fn condition_of(status: &ClusterStatus, type_: ConditionType) -> (&str, &str) {
     let found = conditions::find(&status.conditions, type_).unwrap();
     (&found.status, &found.reason)
 }
 
 #[test]
-fn hours_awake_are_counted_when_they_end() {
+fn awake_time_is_counted_when_it_ends() {
     let seconds = |status: &ClusterStatus| {
         status
             .usage
@@ -83,16 +83,16 @@ fn hours_awake_are_counted_when_they_end() {
 }
 
 #[test]
-fn ready_and_phase_follow_what_was_found() {
+fn ready_and_phase_follow_from_the_outcome() {
     let refused = Refusal {
         reason: Reason::UnknownVersion,
         message: "x".into(),
     };
     let pending = ControlPlane::Pending("x".into());
     let cases: Vec<(&str, Outcome, Phase, (&str, &str))> = vec![
-        ("works", outcome(), Phase::Running, ("True", "AsExpected")),
+        ("API answers", outcome(), Phase::Running, ("True", "AsExpected")),
         (
-            "inside only",
+            "API answers inside the host only",
             Outcome {
                 outside: Err(NotReady {
                     reason: Reason::IngressPending,
@@ -104,7 +104,7 @@ fn ready_and_phase_follow_what_was_found() {
             ("False", "IngressPending"),
         ),
         (
-            "not inside",
+            "API does not answer",
             Outcome {
                 inside: Err(NotReady::api_server("x")),
                 outside: Err(NotReady::api_server("x")),
@@ -148,7 +148,7 @@ fn ready_and_phase_follow_what_was_found() {
             ("False", "AsleepByOwner"),
         ),
         (
-            "its turn to wake comes",
+            "queued to wake",
             Outcome {
                 control_plane: ControlPlane::Asleep,
                 inside: Err(NotReady::api_server("x")),
@@ -160,7 +160,7 @@ fn ready_and_phase_follow_what_was_found() {
             ("False", "Queued"),
         ),
         (
-            "lost with its machine, and its turn comes",
+            "lost with its node, and queued",
             Outcome {
                 control_plane: ControlPlane::Asleep,
                 inside: Err(NotReady::api_server("x")),
@@ -215,7 +215,10 @@ fn ready_and_phase_follow_what_was_found() {
         (status.phase, ready(&status)),
         (Some(Phase::Running), ("True", "AsExpected"))
     );
-    assert_eq!(said(&status, ConditionType::Accepted), ("False", "UnknownVersion"));
+    assert_eq!(
+        condition_of(&status, ConditionType::Accepted),
+        ("False", "UnknownVersion")
+    );
 }
 
 #[test]
@@ -226,28 +229,31 @@ fn unchanged_outcome_is_the_same_status() {
 }
 
 #[test]
-fn what_fails_beside_an_api_degrades_it_and_no_more() {
-    let mut limping = outcome();
-    let ControlPlane::Running { failing, .. } = &mut limping.control_plane else {
+fn failing_controller_sets_degraded_only() {
+    let mut degraded = outcome();
+    let ControlPlane::Running { failing, .. } = &mut degraded.control_plane else {
         unreachable!("it runs");
     };
     *failing = Some(Failure {
         container: "kube-scheduler".into(),
         why: "exit code 1".into(),
     });
-    let status = plan(None, &limping, 1001);
+    let status = plan(None, &degraded, 1001);
     assert_eq!(
         (status.phase, ready(&status)),
         (Some(Phase::Running), ("True", "AsExpected"))
     );
-    assert_eq!(said(&status, ConditionType::Degraded), ("True", "ContainerFailing"));
+    assert_eq!(
+        condition_of(&status, ConditionType::Degraded),
+        ("True", "ContainerFailing")
+    );
     let degraded = conditions::find(&status.conditions, ConditionType::Degraded).unwrap();
     let expected = "Container kube-scheduler is crash-looping (exit code 1).";
     assert_eq!(degraded.message, expected);
 }
 
 #[test]
-fn history_tells_versions_that_ran() {
+fn history_lists_versions_that_ran() {
     let first = plan(None, &outcome(), 1001);
     assert_eq!(first.version.as_deref(), Some("v1.35.4"));
     let old_pod = ControlPlane::Running {
@@ -256,12 +262,12 @@ fn history_tells_versions_that_ran() {
         current: false,
         failing: None,
     };
-    let begun = Outcome {
+    let rolling = Outcome {
         version: Some("v1.35.5".into()),
         control_plane: old_pod,
         ..outcome()
     };
-    let second = plan(Some(first), &begun, 2000);
+    let second = plan(Some(first), &rolling, 2000);
     assert_eq!(
         (second.phase, ready(&second)),
         (Some(Phase::Updating), ("False", "Updating"))
@@ -284,56 +290,58 @@ fn history_tells_versions_that_ran() {
         heads_for: Some("v1.36.0".into()),
         ..done
     };
-    let on_the_way = plan(Some(third.clone()), &step, 3000);
+    let upgrading = plan(Some(third.clone()), &step, 3000);
     assert_eq!(
-        (on_the_way.phase, ready(&on_the_way)),
+        (upgrading.phase, ready(&upgrading)),
         (Some(Phase::Updating), ("False", "Updating"))
     );
-    assert_eq!(said(&on_the_way, ConditionType::Progressing), ("True", "Updating"));
+    assert_eq!(
+        condition_of(&upgrading, ConditionType::Progressing),
+        ("True", "Updating")
+    );
     // Versions that never answered are removed oldest first.
     let last = (6..26).fold(third, |before, patch| {
-        let asked = Outcome {
+        let requested = Outcome {
             version: Some(format!("v1.35.{patch}")),
             control_plane: ControlPlane::Asleep,
             ..outcome()
         };
-        plan(Some(before), &asked, 4000)
+        plan(Some(before), &requested, 4000)
     });
     let versions: Vec<_> = last.history.iter().map(|entry| entry.version.as_str()).collect();
     assert_eq!((versions.len(), versions[0], versions[9]), (10, "v1.35.25", "v1.35.5"));
 }
 
 #[test]
-fn a_machine_that_is_about_to_go_shows() {
+fn takeover_sets_progressing_or_degraded() {
     use crate::host_nodes::drain::State;
     let progressing = ("True", "MachineLeaving");
-    for (rule, leaving, expected, degraded) in [
-        ("all is well", None, ("False", "AsExpected"), "False"),
-        ("others come first", Some(State::Waiting), progressing, "False"),
+    for (rule, takeover, expected, degraded) in [
+        ("no takeover", None, ("False", "AsExpected"), "False"),
+        ("takeover waits", Some(State::Waiting), progressing, "False"),
         (
-            "another pod stands by",
+            "standby pod runs",
             Some(State::StandBy(std::time::Instant::now())),
             progressing,
             "False",
         ),
+        ("no other node", Some(State::Nowhere), ("False", "AsExpected"), "False"),
         (
-            "there is no other machine",
-            Some(State::Nowhere),
-            ("False", "AsExpected"),
-            "False",
-        ),
-        (
-            "none came in time",
+            "standby pod was not ready in time",
             Some(State::Failed(std::time::Instant::now())),
             ("False", "AsExpected"),
             "True",
         ),
     ] {
-        let status = plan(None, &Outcome { leaving, ..outcome() }, 2000);
+        let status = plan(None, &Outcome { takeover, ..outcome() }, 2000);
         let find = |type_| conditions::find(&status.conditions, type_).unwrap();
-        let (found, attention) = (find(ConditionType::Progressing), find(ConditionType::Degraded));
-        assert_eq!((found.status.as_str(), found.reason.as_str()), expected, "{rule}");
-        assert_eq!(attention.status, degraded, "{rule}");
+        let (progressing_found, degraded_found) = (find(ConditionType::Progressing), find(ConditionType::Degraded));
+        assert_eq!(
+            (progressing_found.status.as_str(), progressing_found.reason.as_str()),
+            expected,
+            "{rule}"
+        );
+        assert_eq!(degraded_found.status, degraded, "{rule}");
         assert_eq!(find(ConditionType::Ready).status, "True", "{rule}");
     }
 }
@@ -351,7 +359,7 @@ fn silence_after_the_start_time_is_unavailable() {
 }
 
 #[test]
-fn endpoint_shows_the_port_that_is_not_common() {
+fn endpoint_has_a_port_other_than_443() {
     let mut config = config();
     let cluster = cluster("a");
     let endpoint = build_endpoint(&identity(&cluster), &config);
@@ -364,7 +372,7 @@ fn endpoint_shows_the_port_that_is_not_common() {
 }
 
 #[test]
-fn add_ons_are_told_of_when_they_were_looked_at() {
+fn addons_condition_is_that_of_the_last_check() {
     let state = |status: &ClusterStatus| {
         let found = conditions::find(&status.conditions, ConditionType::AddonsReady);
         found.map(|found| format!("{}/{}", found.status, found.reason))
@@ -373,12 +381,12 @@ fn add_ons_are_told_of_when_they_were_looked_at() {
     assert_eq!(state(&plan(None, &with(None), 1)), None);
     let bad = plan(None, &with(Some(State::no(Reason::AddonConflict, "x"))), 1);
     assert_eq!(state(&bad).as_deref(), Some("False/AddonConflict"));
-    assert_eq!(ready(&bad), ("True", "AsExpected"), "the API answers all the same");
+    assert_eq!(ready(&bad), ("True", "AsExpected"), "the API still answers");
     let later = plan(Some(bad), &with(None), 2);
     assert_eq!(
         state(&later).as_deref(),
         Some("False/AddonConflict"),
-        "as it was last seen"
+        "state of the last check"
     );
     let mut changed = later;
     for condition in &mut changed.conditions {
@@ -386,7 +394,7 @@ fn add_ons_are_told_of_when_they_were_looked_at() {
     }
     let unknown = Some("Unknown/AddonsPending");
     let now = plan(Some(changed.clone()), &with(None), 3);
-    assert_eq!(state(&now).as_deref(), unknown, "of another spec");
+    assert_eq!(state(&now).as_deref(), unknown, "last checked for another spec");
     let paused = Outcome {
         paused: true,
         ..with(None)
@@ -399,13 +407,13 @@ fn add_ons_are_told_of_when_they_were_looked_at() {
 }
 
 #[test]
-fn workers_are_told_of_as_they_were_last_seen() {
-    let said = |status: &ClusterStatus| {
+fn workers_condition_is_that_of_the_last_check() {
+    let workers_of = |status: &ClusterStatus| {
         let found = conditions::find(&status.conditions, ConditionType::WorkersUpdated);
         let state = found.map(|found| format!("{}/{}", found.status, found.reason));
         (state, status.workers.as_ref().map(|workers| workers.total))
     };
-    let looked = Outcome {
+    let checked = Outcome {
         workers: Some(Workers {
             status: WorkersStatus {
                 total: 2,
@@ -415,24 +423,28 @@ fn workers_are_told_of_as_they_were_last_seen() {
         }),
         ..outcome()
     };
-    assert_eq!(said(&plan(None, &outcome(), 1)), (None, None), "there were never any");
-    let failed = plan(None, &looked, 1);
+    assert_eq!(workers_of(&plan(None, &outcome(), 1)), (None, None), "no worker yet");
+    let failed = plan(None, &checked, 1);
     let expected = (Some("False/WorkerUpgradeFailed".to_owned()), Some(2));
-    assert_eq!(said(&failed), expected);
-    assert_eq!(ready(&failed), ("True", "AsExpected"), "the API answers all the same");
+    assert_eq!(workers_of(&failed), expected);
+    assert_eq!(ready(&failed), ("True", "AsExpected"), "the API still answers");
     let mut later = plan(Some(failed), &outcome(), 2);
-    assert_eq!(said(&later), expected);
+    assert_eq!(workers_of(&later), expected);
     for condition in &mut later.conditions {
         condition.observed_generation = Some(0);
     }
     let unknown = (Some("Unknown/WorkersPending".to_owned()), Some(2));
-    assert_eq!(said(&plan(Some(later), &outcome(), 3)), unknown, "of another spec");
+    assert_eq!(
+        workers_of(&plan(Some(later), &outcome(), 3)),
+        unknown,
+        "last checked for another spec"
+    );
 }
 
 #[test]
-fn a_store_is_told_of_when_it_has_changed() {
+fn store_size_is_published_when_it_differs_much() {
     const MIB: i64 = 1 << 20;
-    for (told, found, expected) in [
+    for (published, found, expected) in [
         (None, Some(7), Some(7)),
         (Some(7), None, None),
         (Some(0), Some(MIB), Some(0)),
@@ -441,6 +453,6 @@ fn a_store_is_told_of_when_it_has_changed() {
         (Some(100 * MIB), Some(90 * MIB - 1), Some(90 * MIB - 1)),
         (Some(i64::MIN), Some(i64::MAX), Some(i64::MAX)),
     ] {
-        assert_eq!(plan_bytes(told, found), expected, "{told:?}, {found:?}");
+        assert_eq!(plan_bytes(published, found), expected, "{published:?}, {found:?}");
     }
 }

@@ -17,9 +17,9 @@ use crate::cluster::sleep::idle::Report;
 /// Maximum size of an answer in bytes.
 const ANSWER_MAX: usize = 4096;
 /// Timeout of a request.
-const LIMIT: Duration = Duration::from_secs(2);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout of a release, which delays reconciles.
-const RELEASE_LIMIT: Duration = Duration::from_secs(1);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A failed request to a store.
 #[derive(Debug, thiserror::Error)]
@@ -48,8 +48,8 @@ pub(crate) enum StoreApiError {
 }
 
 /// Reads when the cluster was last used.
-pub(crate) async fn find_activity(pod: &Pod) -> Result<Report, StoreApiError> {
-    let (status, text) = within(LIMIT, ask(pod, Method::GET, "/activity")).await?;
+pub(crate) async fn read_activity(pod: &Pod) -> Result<Report, StoreApiError> {
+    let (status, text) = with_timeout(REQUEST_TIMEOUT, send_request(pod, Method::GET, "/activity")).await?;
     match status {
         StatusCode::OK => serde_json::from_slice(&text).map_err(StoreApiError::Read),
         status => Err(StoreApiError::Status(status)),
@@ -58,8 +58,8 @@ pub(crate) async fn find_activity(pod: &Pod) -> Result<Report, StoreApiError> {
 
 /// Releases the pod, as no other pod takes over from it any more. Its containers then exit at once
 /// on SIGTERM.
-pub(crate) async fn release(pod: &Pod) -> Result<(), StoreApiError> {
-    let (status, _) = within(RELEASE_LIMIT, ask(pod, Method::POST, "/release")).await?;
+pub(crate) async fn release_pod(pod: &Pod) -> Result<(), StoreApiError> {
+    let (status, _) = with_timeout(RELEASE_TIMEOUT, send_request(pod, Method::POST, "/release")).await?;
     match status {
         // A store without this endpoint delays no container.
         StatusCode::OK | StatusCode::NOT_FOUND => Ok(()),
@@ -67,7 +67,7 @@ pub(crate) async fn release(pod: &Pod) -> Result<(), StoreApiError> {
     }
 }
 
-async fn ask(pod: &Pod, method: Method, path: &'static str) -> Result<(StatusCode, Bytes), StoreApiError> {
+async fn send_request(pod: &Pod, method: Method, path: &'static str) -> Result<(StatusCode, Bytes), StoreApiError> {
     let address = pod.status.as_ref().and_then(|status| status.pod_ip.as_deref());
     let address: Option<IpAddr> = address.and_then(|text| text.parse().ok());
     let address = SocketAddr::new(address.ok_or(StoreApiError::NoAddress)?, STORE_PORT);
@@ -78,13 +78,16 @@ async fn ask(pod: &Pod, method: Method, path: &'static str) -> Result<(StatusCod
         .body(Empty::<Bytes>::new())
         .map_err(|error| failed(error.into()))?;
     let client = Client::builder(TokioExecutor::new()).build_http();
-    let answer = client.request(request).await.map_err(|error| failed(error.into()))?;
-    let status = answer.status();
-    let body = Limited::new(answer.into_body(), ANSWER_MAX).collect().await;
+    let response = client.request(request).await.map_err(|error| failed(error.into()))?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), ANSWER_MAX).collect().await;
     Ok((status, body.map_err(failed)?.to_bytes()))
 }
 
-async fn within<T>(limit: Duration, asked: impl Future<Output = Result<T, StoreApiError>>) -> Result<T, StoreApiError> {
-    let answered = tokio::time::timeout(limit, asked).await;
-    answered.unwrap_or(Err(StoreApiError::Limit(limit)))
+async fn with_timeout<T>(
+    limit: Duration,
+    request: impl Future<Output = Result<T, StoreApiError>>,
+) -> Result<T, StoreApiError> {
+    let response = tokio::time::timeout(limit, request).await;
+    response.unwrap_or(Err(StoreApiError::Limit(limit)))
 }

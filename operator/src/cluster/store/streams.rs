@@ -16,14 +16,14 @@ use crate::nats::{Account, NatsError, Size, limits, streams};
 
 /// Check interval of accounts and streams, which cannot be watched. They are also checked after a
 /// lost connection. Each check of streams opens its own connection.
-const LOOK_EVERY: Duration = Duration::from_secs(600);
+const CHECK_EVERY: Duration = Duration::from_secs(600);
 /// Interval for requesting room again that NATS did not have, or checking whether streams are small
 /// enough by now. It holds however often the Cluster is reconciled: each request pushes claims
 /// twice, and adds a line to NATS's log.
-const ROOM_EVERY: Duration = Duration::from_secs(60);
+const REQUEST_ROOM_EVERY: Duration = Duration::from_secs(60);
 
 /// Ensures the store of an accepted spec.
-pub(crate) async fn ensure(
+pub(crate) async fn ensure_store(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
@@ -33,13 +33,13 @@ pub(crate) async fn ensure(
     let recorded = std::mem::replace(&mut account.size, size);
     // The recorded size counts against the Tenant's quota. A larger size is recorded before it is
     // reserved, and a smaller one after the rest is released.
-    let gives_back = limits::disk_storage(size) < limits::disk_storage(recorded);
-    if recorded != size && !gives_back {
-        persisted::note_size(context, identity, &account).await?;
+    let is_smaller = limits::disk_storage(size) < limits::disk_storage(recorded);
+    if recorded != size && !is_smaller {
+        persisted::record_size(context, identity, &account).await?;
     }
-    let store = check(context, cluster, identity, &account).await?;
-    if gives_back && store.is_ready() {
-        persisted::note_size(context, identity, &account).await?;
+    let store = ensure_account_streams(context, cluster, identity, &account).await?;
+    if is_smaller && store.is_ready() {
+        persisted::record_size(context, identity, &account).await?;
     }
     Ok(store)
 }
@@ -47,43 +47,43 @@ pub(crate) async fn ensure(
 /// Pushes the account to NATS, and creates or finds the streams. A failure of NATS becomes a
 /// condition, not an error. A lost log is never replaced: an empty log would be an empty cluster to
 /// every client that acts on its API.
-pub(crate) async fn check(
+pub(crate) async fn ensure_account_streams(
     context: &Context,
     cluster: &Cluster,
     identity: &Identity,
     account: &Account,
 ) -> Result<Store, ReconcileError> {
     let id = &identity.id;
-    let tell = |state, bytes| Store {
+    let to_store = |state, bytes| Store {
         state,
         account: Some(account.public_key.clone()),
         bytes,
     };
     let ready = |bytes| {
-        tell(
+        to_store(
             State::yes(Reason::AsExpected, "The NATS account, its user and its streams exist."),
             Some(bytes),
         )
     };
-    let refused = |reason, message| tell(State::no(reason, message), None);
+    let refused = |reason, message| to_store(State::no(reason, message), None);
     if let Some((known, since, found)) = context.memory.seen(id).store
         && known == hash_of(&account.terms())
-        && since.elapsed() < if found.is_ok() { LOOK_EVERY } else { ROOM_EVERY }
+        && since.elapsed() < if found.is_ok() { CHECK_EVERY } else { REQUEST_ROOM_EVERY }
     {
         return Ok(match found {
             Ok(bytes) => ready(bytes),
             Err(message) => refused(Reason::StoreQuotaExceeded, message),
         });
     }
-    let has_state = persisted::has_state(context, cluster, identity).await?;
-    let note = |found| {
-        context.memory.note(id, |seen| {
-            seen.store = Some((hash_of(&account.terms()), Instant::now(), found))
+    let may_have_data = persisted::may_have_data(context, cluster, identity).await?;
+    let record = |found| {
+        context.memory.update(id, |memory| {
+            memory.store = Some((hash_of(&account.terms()), Instant::now(), found))
         })
     };
-    match streams::ensure(&context.nats, id, account, has_state).await {
+    match streams::ensure(&context.nats, id, account, may_have_data).await {
         Ok(bytes) => {
-            note(Ok(bytes));
+            record(Ok(bytes));
             Ok(ready(bytes))
         }
         Err(error) => {
@@ -96,7 +96,7 @@ pub(crate) async fn check(
             tracing::warn!(cluster = %id, error = %crate::chain(&error), "streams cannot be created");
             let message = format!("The streams cannot be created as specified: {}.", crate::chain(&error));
             if matches!(error, NatsError::NoRoom { .. } | NatsError::InUse { .. }) {
-                note(Err(message.clone()));
+                record(Err(message.clone()));
             }
             Ok(refused(reason, message))
         }

@@ -20,12 +20,12 @@ use crate::model::identity::Identity;
 use crate::tenant_client::{Foreign, TenantApiError, Way};
 
 /// Timeout of one round.
-const LIMIT: Duration = Duration::from_secs(5);
+const ROUND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of objects of other owners that a message names.
-const NAMED_AT_MOST: usize = 5;
+const OBJECTS_IN_MESSAGE: usize = 5;
 
 /// Applies the add-ons of a spec if they are due; `None` while their state is not known.
-pub(crate) async fn ensure(
+pub(crate) async fn ensure_addons(
     context: &Context,
     view: &View<'_>,
     blueprint: &Blueprint<'_>,
@@ -43,18 +43,18 @@ pub(crate) async fn ensure(
     let api = context.apis.known(&identity.id, Way::Inside)?;
     // The plan depends on these only, for the life of a process.
     let key = (pod.clone(), generation, blueprint.accepted.version);
-    let seen = context.memory.awake(&identity.id).addons;
+    let seen = context.memory.running(&identity.id).addons;
     let Some(due) = seen.due else {
         // Readiness is published first.
         context
             .memory
-            .note_awake(&identity.id, |awake| awake.addons.due = Some(Instant::now()));
+            .update_running(&identity.id, |running| running.addons.due = Some(Instant::now()));
         return None;
     };
     if seen.key.as_ref() == Some(&key) && Instant::now() < due {
         return seen.state;
     }
-    let began = Instant::now();
+    let started = Instant::now();
     let plan = plan(&Facts {
         spec: blueprint.spec,
         public_name: &identity.public_name,
@@ -63,20 +63,20 @@ pub(crate) async fn ensure(
         kubelet_ca,
         config: &context.host.config,
     });
-    let result = tokio::time::timeout(LIMIT, api.apply_addons(&plan, context.applier.params())).await;
+    let result = tokio::time::timeout(ROUND_TIMEOUT, api.apply_addons(&plan, context.applier.params())).await;
     let is_late = result.is_err();
     let result = match result {
         Ok(applied) => applied.map_err(|error| crate::chain(&error)),
         Err(_) => Err(crate::chain(&TenantApiError::Limit)),
     };
-    let (state, pause) = judge(result, blueprint, began.elapsed());
+    let (state, interval) = plan_condition(result, blueprint, started.elapsed());
     let is_same = seen.key.as_ref() == Some(&key);
     let before = seen.state.filter(|_| is_same);
-    let state = last_addon_state(before, seen.is_late, state, is_late);
-    context.memory.note_awake(&identity.id, |awake| {
-        awake.addons = AddonsSeen {
+    let state = state_to_publish(before, seen.is_late, state, is_late);
+    context.memory.update_running(&identity.id, |running| {
+        running.addons = AddonsSeen {
             key: Some(key),
-            due: Some(Instant::now() + pause),
+            due: Some(Instant::now() + interval),
             state: state.clone(),
             is_late,
         };
@@ -85,19 +85,19 @@ pub(crate) async fn ensure(
 }
 
 /// Time until add-ons need the next reconcile.
-pub(crate) fn find_pause(context: &Context, identity: &Identity) -> Duration {
-    plan_pause(&context.memory.awake(&identity.id).addons, Instant::now())
+pub(crate) fn until_next_check(context: &Context, identity: &Identity) -> Duration {
+    plan_until_next_check(&context.memory.running(&identity.id).addons, Instant::now())
 }
 
 /// The first round follows right after readiness. A round after a timeout is not the first one.
-fn plan_pause(seen: &AddonsSeen, now: Instant) -> Duration {
-    let is_first = seen.key.is_none() && seen.due.is_some_and(|due| now.duration_since(due) < LIMIT);
+fn plan_until_next_check(seen: &AddonsSeen, now: Instant) -> Duration {
+    let is_first = seen.key.is_none() && seen.due.is_some_and(|due| now.duration_since(due) < ROUND_TIMEOUT);
     if is_first { STARTING } else { Duration::MAX }
 }
 
 /// The state to publish after a round. A single timeout does not change it, but a second one in a
 /// row does: an operator that starts checks all clusters at once.
-fn last_addon_state(before: Option<State>, was_late: bool, state: State, is_late: bool) -> Option<State> {
+fn state_to_publish(before: Option<State>, was_late: bool, state: State, is_late: bool) -> Option<State> {
     match is_late && !was_late {
         true => before,
         false => Some(state),
@@ -105,7 +105,7 @@ fn last_addon_state(before: Option<State>, was_late: bool, state: State, is_late
 }
 
 /// The state of the condition, and the time until the next check.
-fn judge(result: Result<Foreign, String>, blueprint: &Blueprint<'_>, took: Duration) -> (State, Duration) {
+fn plan_condition(result: Result<Foreign, String>, blueprint: &Blueprint<'_>, duration: Duration) -> (State, Duration) {
     match result {
         Ok(foreign) if foreign == Foreign::default() => {
             let enabled = Addon::ALL.into_iter().filter(|addon| addon.is_enabled(blueprint.spec));
@@ -117,13 +117,13 @@ fn judge(result: Result<Foreign, String>, blueprint: &Blueprint<'_>, took: Durat
             (State::yes(Reason::AsExpected, message), BASE_EVERY)
         }
         Ok(Foreign { in_the_way, keeping }) => {
-            let listed = |names: &[String]| names[..names.len().min(NAMED_AT_MOST)].join(", ");
+            let list = |names: &[String]| names[..names.len().min(OBJECTS_IN_MESSAGE)].join(", ");
             let first = (!in_the_way.is_empty()).then(|| {
-                let names = listed(&in_the_way);
+                let names = list(&in_the_way);
                 format!("Objects of another owner are in the way: {names}. Delete them, or disable the add-on.")
             });
             let second = (!keeping.is_empty()).then(|| {
-                let (names, label) = (listed(&keeping), labels::ADDON);
+                let (names, label) = (list(&keeping), labels::ADDON);
                 format!(
                     "The add-on is disabled, but its objects are not removed, because another owner uses {names}. Delete \
          those, or remove the label {label} from the add-on's objects."
@@ -138,7 +138,7 @@ fn judge(result: Result<Foreign, String>, blueprint: &Blueprint<'_>, took: Durat
                 Reason::AddonsPending,
                 format!("Applying the add-ons failed and is retried: {error}."),
             ),
-            STEADY.max(took * 10),
+            STEADY.max(duration * 10),
         ),
     }
 }
@@ -148,43 +148,65 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_first_round_comes_at_once() {
+    fn only_the_first_round_is_due_at_once() {
         let now = Instant::now();
-        let seen = |due: Option<Instant>, was_done: bool| AddonsSeen {
-            key: was_done.then(|| ("a".to_owned(), Some(1), "v1.35.4".parse().unwrap())),
+        let seen = |due: Option<Instant>, was_checked: bool| AddonsSeen {
+            key: was_checked.then(|| ("a".to_owned(), Some(1), "v1.35.4".parse().unwrap())),
             due,
-            is_late: was_done,
+            is_late: was_checked,
             ..AddonsSeen::default()
         };
         for (rule, seen, expected) in [
-            ("not begun", seen(None, false), Duration::MAX),
-            ("the first", seen(Some(now), false), STARTING),
-            ("late once", seen(Some(now + STEADY), true), Duration::MAX),
+            ("not started", seen(None, false), Duration::MAX),
+            ("first round", seen(Some(now), false), STARTING),
+            (
+                "timeout in the first round",
+                seen(Some(now + STEADY), true),
+                Duration::MAX,
+            ),
         ] {
-            assert_eq!(plan_pause(&seen, now), expected, "{rule}");
+            assert_eq!(plan_until_next_check(&seen, now), expected, "{rule}");
         }
-        let later = now + LIMIT;
+        let later = now + ROUND_TIMEOUT;
         assert_eq!(
-            plan_pause(&seen(Some(now), false), later),
+            plan_until_next_check(&seen(Some(now), false), later),
             Duration::MAX,
-            "not carried out"
+            "first round did not run"
         );
     }
 
     #[test]
-    fn who_is_late_once_is_not_told_of() {
-        let fine = || State::yes(Reason::AsExpected, "fine");
+    fn single_timeout_does_not_change_the_state() {
+        let healthy = || State::yes(Reason::AsExpected, "fine");
         let pending = || State::no(Reason::AddonsPending, "late");
         for (rule, before, state, is_late, expected) in [
-            ("fine", (None, false), fine(), false, Some(fine())),
-            ("refused", (Some(fine()), false), pending(), false, Some(pending())),
-            ("late after a start", (None, false), pending(), true, None),
-            ("late once", (Some(fine()), false), pending(), true, Some(fine())),
-            ("late again", (Some(fine()), true), pending(), true, Some(pending())),
-            ("fine again", (Some(pending()), true), fine(), false, Some(fine())),
+            ("healthy", (None, false), healthy(), false, Some(healthy())),
+            ("failed", (Some(healthy()), false), pending(), false, Some(pending())),
+            ("timeout after a start", (None, false), pending(), true, None),
+            (
+                "first timeout",
+                (Some(healthy()), false),
+                pending(),
+                true,
+                Some(healthy()),
+            ),
+            (
+                "second timeout",
+                (Some(healthy()), true),
+                pending(),
+                true,
+                Some(pending()),
+            ),
+            (
+                "healthy again",
+                (Some(pending()), true),
+                healthy(),
+                false,
+                Some(healthy()),
+            ),
         ] {
             let (before, was_late) = before;
-            assert_eq!(last_addon_state(before, was_late, state, is_late), expected, "{rule}");
+            assert_eq!(state_to_publish(before, was_late, state, is_late), expected, "{rule}");
         }
     }
 }

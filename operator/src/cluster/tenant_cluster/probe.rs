@@ -25,15 +25,15 @@ use crate::tenant_client::{Access, Secret, TenantApi, TenantApiError, Way};
 /// How long the readiness found by the previous operator process is assumed, while this process
 /// reaches no API.
 const ASSUMED_READY: Duration = Duration::from_secs(10);
-const NODES_EVERY: Duration = Duration::from_secs(30);
+const COUNT_NODES_EVERY: Duration = Duration::from_secs(30);
 /// Timeout of one probe in total.
-const PROBE_LIMIT: Duration = Duration::from_secs(5);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of probing an API that a caller is waiting for.
-const EVERY: Duration = Duration::from_millis(25);
+const POLL_EVERY: Duration = Duration::from_millis(25);
 /// How long it is probed before the Cluster is requeued.
-const WAIT: Duration = Duration::from_millis(500);
+const POLL_TIMEOUT: Duration = Duration::from_millis(500);
 /// An API whose failures take longer than this is probed less often.
-const SLOW: Duration = Duration::from_secs(1);
+const SLOW_FAILURE: Duration = Duration::from_secs(1);
 
 /// Probes the API, and records the result.
 pub(crate) async fn probe_api(
@@ -48,12 +48,12 @@ pub(crate) async fn probe_api(
     let ControlPlane::Running { pod, .. } = &outcome.control_plane else {
         return;
     };
-    let Some(inside) = inside(identity, observed.service.as_deref(), access) else {
+    let Some(inside) = access_inside(identity, observed.service.as_deref(), access) else {
         return;
     };
     // Where sources are restricted, the operator itself may not be admitted.
     let outside = context.host.config.ingress.probe && intent.sources.is_none();
-    let ingress = outside.then(|| through_ingress(context, identity, &inside));
+    let ingress = outside.then(|| access_through_ingress(context, identity, &inside));
     let target = Target {
         identity,
         pod,
@@ -64,7 +64,7 @@ pub(crate) async fn probe_api(
     let (since, has_answered) = record_answer(context, &identity.id, &result);
     // An operator that has just started may not be admitted yet: the NetworkPolicy must first allow
     // the address of its pod.
-    if !has_answered && observed.is_trusted && since.elapsed() < ASSUMED_READY {
+    if !has_answered && observed.is_still_ready && since.elapsed() < ASSUMED_READY {
         (outcome.inside, outcome.outside) = (Ok(()), Ok(()));
         outcome.assumed_ready = true;
         return;
@@ -86,56 +86,56 @@ pub(crate) async fn probe_api(
 fn record_answer(context: &Context, id: &ClusterId, result: &ProbeResult) -> (Instant, bool) {
     let works = result.inside.is_ok() && result.outside.is_ok();
     let mut answered = (Instant::now(), works);
-    context.memory.note_awake(id, |seen| {
-        let (since, before) = seen.asked.unwrap_or((answered.0, false));
+    context.memory.update_running(id, |running| {
+        let (since, before) = running.first_probed.unwrap_or((answered.0, false));
         answered = (since, before || works);
-        seen.asked = Some(answered);
+        running.first_probed = Some(answered);
     });
     answered
 }
 
 /// Whether the API answers within a moment, inside the host, ready for the clients of the cluster.
-pub(crate) async fn answers(context: &Context, view: &View<'_>, access: &ApiAccess) -> bool {
+pub(crate) async fn wait_for_answer(context: &Context, view: &View<'_>, access: &ApiAccess) -> bool {
     let (identity, observed) = (&view.identity, &view.observed);
     let pod = observed.staying_pod().and_then(|pod| pod.metadata.uid.as_deref());
-    let inside = inside(identity, observed.service.as_deref(), access);
+    let inside = access_inside(identity, observed.service.as_deref(), access);
     let (Some(pod), Some(inside)) = (pod, inside) else {
         return false;
     };
     let answered = async {
         let api = context.apis.client(&identity.id, Way::Inside, &inside)?;
-        wait(&api, &to_serving("/readyz"), WAIT).await?;
+        poll_until_ready(&api, &to_serving("/readyz"), POLL_TIMEOUT).await?;
         if !had_api(&view.cluster) {
             // Without the bindings every request is denied.
             api.begin(&context.base_objects, context.applier.params()).await?;
-            note_base(context, &identity.id, pod);
+            record_base(context, &identity.id, pod);
         }
         Ok::<_, TenantApiError>(())
     };
-    let answered = tokio::time::timeout(PROBE_LIMIT, answered).await;
+    let answered = tokio::time::timeout(PROBE_TIMEOUT, answered).await;
     answered.is_ok_and(|answered| answered.is_ok())
 }
 
-/// Probes an API until a path answers 200, for `longest` at most. Returns the last error otherwise.
-pub(crate) async fn wait(api: &TenantApi, path: &str, longest: Duration) -> Result<(), TenantApiError> {
-    let began = Instant::now();
+/// Probes an API until a path answers 200, for `timeout` at most. Returns the last error otherwise.
+pub(crate) async fn poll_until_ready(api: &TenantApi, path: &str, timeout: Duration) -> Result<(), TenantApiError> {
+    let started = Instant::now();
     while let Err(error) = api.check(path).await {
-        if began.elapsed() >= longest {
+        if started.elapsed() >= timeout {
             return Err(error);
         }
-        tokio::time::sleep(EVERY).await;
+        tokio::time::sleep(POLL_EVERY).await;
     }
     Ok(())
 }
 
 /// Access to the API inside the host; `None` while the Service has no address.
-fn inside(identity: &Identity, service: Option<&Service>, access: &ApiAccess) -> Option<Access> {
+fn access_inside(identity: &Identity, service: Option<&Service>, access: &ApiAccess) -> Option<Access> {
     let address = service?.spec.as_ref()?.cluster_ip.as_deref()?;
-    Some(at(identity, address.parse().ok()?, access))
+    Some(access_to_pod(identity, address.parse().ok()?, access))
 }
 
 /// Access to the API server of one pod.
-pub(crate) fn at(identity: &Identity, address: IpAddr, access: &ApiAccess) -> Access {
+pub(crate) fn access_to_pod(identity: &Identity, address: IpAddr, access: &ApiAccess) -> Access {
     let operator = &access.operator;
     Access {
         url: format!("https://{}", SocketAddr::new(address, API_PORT)),
@@ -146,7 +146,7 @@ pub(crate) fn at(identity: &Identity, address: IpAddr, access: &ApiAccess) -> Ac
     }
 }
 
-fn through_ingress(context: &Context, identity: &Identity, inside: &Access) -> Access {
+fn access_through_ingress(context: &Context, identity: &Identity, inside: &Access) -> Access {
     Access {
         url: crate::config::ingress_url(&context.host.config),
         server_name: identity.public_name.to_string(),
@@ -168,17 +168,17 @@ struct Target<'a> {
 /// that hangs, through its own webhooks or otherwise, must not take time from the others.
 async fn probe_with_backoff(context: &Context, target: &Target<'_>) -> ProbeResult {
     let identity = target.identity;
-    let before = context.memory.awake(&identity.id).slow;
+    let before = context.memory.running(&identity.id).probe_backoff;
     if let Some((_, due, answer)) = &before
         && Instant::now() < *due
     {
         return answer.clone();
     }
-    let began = Instant::now();
-    let answer = match tokio::time::timeout(PROBE_LIMIT, probe(context, target)).await {
+    let started = Instant::now();
+    let answer = match tokio::time::timeout(PROBE_TIMEOUT, probe(context, target)).await {
         Ok(answer) => answer,
         Err(_) => {
-            let why = format!("the API did not accept the base objects within {PROBE_LIMIT:?}");
+            let why = format!("the API did not accept the base objects within {PROBE_TIMEOUT:?}");
             ProbeResult {
                 inside: Ok(()),
                 outside: Err(NotReady::api_server(why)),
@@ -187,23 +187,25 @@ async fn probe_with_backoff(context: &Context, target: &Target<'_>) -> ProbeResu
     };
     let works = answer.inside.is_ok() && answer.outside.is_ok();
     let strikes = before.map_or(0, |(strikes, ..)| strikes);
-    let slow = plan_pause(strikes, began.elapsed(), works)
-        .map(|(strikes, pause)| (strikes, Instant::now() + pause, answer.clone()));
-    context.memory.note_awake(&identity.id, |awake| awake.slow = slow);
+    let probe_backoff = plan_probe_backoff(strikes, started.elapsed(), works)
+        .map(|(strikes, backoff)| (strikes, Instant::now() + backoff, answer.clone()));
+    context
+        .memory
+        .update_running(&identity.id, |running| running.probe_backoff = probe_backoff);
     answer
 }
 
 /// The number of slow failures in a row, and how long to leave the API alone. There is no pause
 /// after the first one; later it grows up to five times the duration of the probe.
-fn plan_pause(strikes: u32, took: Duration, works: bool) -> Option<(u32, Duration)> {
-    (!works && took >= SLOW).then(|| (strikes.saturating_add(1), took * strikes.min(5)))
+fn plan_probe_backoff(strikes: u32, duration: Duration, works: bool) -> Option<(u32, Duration)> {
+    (!works && duration >= SLOW_FAILURE).then(|| (strikes.saturating_add(1), duration * strikes.min(5)))
 }
 
 /// Probes the API, and applies the base objects of every cluster.
 async fn probe(context: &Context, target: &Target<'_>) -> ProbeResult {
     let Target { identity, pod, .. } = *target;
     let id = &identity.id;
-    let api = match ask(context, id, Way::Inside, target.inside).await {
+    let api = match probe_endpoint(context, id, Way::Inside, target.inside).await {
         Ok(api) => api,
         Err(error) => {
             let not_ready = NotReady::api_server(crate::chain(&error));
@@ -217,8 +219,8 @@ async fn probe(context: &Context, target: &Target<'_>) -> ProbeResult {
         let Some(ingress) = &target.ingress else {
             return Ok(());
         };
-        let asked = ask(context, id, Way::Ingress, ingress).await;
-        asked.map(|_| ()).map_err(|error| NotReady {
+        let probed = probe_endpoint(context, id, Way::Ingress, ingress).await;
+        probed.map(|_| ()).map_err(|error| NotReady {
             reason: Reason::IngressPending,
             message: format!("through the ingress: {}", crate::chain(&error)),
         })
@@ -226,7 +228,7 @@ async fn probe(context: &Context, target: &Target<'_>) -> ProbeResult {
     let base = async {
         let applied = apply_base(context, target, &api).await;
         applied.map_err(|error| NotReady::api_server(crate::chain(&error)))?;
-        context.guard.keep(identity, &api, &context.base_objects);
+        context.guard.watch_endpoints(identity, &api, &context.base_objects);
         context.signer.keep(identity, &api);
         Ok(())
     };
@@ -252,17 +254,22 @@ async fn check_controllers(
     pod: &str,
     api: &TenantApi,
 ) -> Result<(), TenantApiError> {
-    if context.memory.awake(id).controllers.as_deref() == Some(pod) {
+    if context.memory.running(id).controllers.as_deref() == Some(pod) {
         return Ok(());
     }
     api.check_controllers().await?;
     context
         .memory
-        .note_awake(id, |awake| awake.controllers = Some(pod.to_owned()));
+        .update_running(id, |running| running.controllers = Some(pod.to_owned()));
     Ok(())
 }
 
-async fn ask(context: &Context, id: &ClusterId, way: Way, access: &Access) -> Result<TenantApi, TenantApiError> {
+async fn probe_endpoint(
+    context: &Context,
+    id: &ClusterId,
+    way: Way,
+    access: &Access,
+) -> Result<TenantApi, TenantApiError> {
     let api = context.apis.client(id, way, access)?;
     let ready = api.check_ready().await;
     // The connection may be stale, and a new one may work.
@@ -274,27 +281,27 @@ async fn ask(context: &Context, id: &ClusterId, way: Way, access: &Access) -> Re
 
 async fn apply_base(context: &Context, target: &Target<'_>, api: &TenantApi) -> Result<(), TenantApiError> {
     let Target { identity, pod, .. } = *target;
-    if let Some((known, since)) = context.memory.awake(&identity.id).base
+    if let Some((known, since)) = context.memory.running(&identity.id).base
         && known == pod
         && since.elapsed() < BASE_EVERY
     {
         return Ok(());
     }
     api.apply_base(&context.base_objects, context.applier.params()).await?;
-    note_base(context, &identity.id, pod);
+    record_base(context, &identity.id, pod);
     Ok(())
 }
 
-fn note_base(context: &Context, id: &ClusterId, pod: &str) {
+fn record_base(context: &Context, id: &ClusterId, pod: &str) {
     context
         .memory
-        .note_awake(id, |awake| awake.base = Some((pod.to_owned(), Instant::now())));
+        .update_running(id, |running| running.base = Some((pod.to_owned(), Instant::now())));
 }
 
 /// Number of Nodes, counted again if the last count is too old; `None` if the API does not answer.
 async fn find_nodes(context: &Context, id: &ClusterId, inside: &Access) -> Option<i32> {
-    if let Some((nodes, since)) = context.memory.awake(id).nodes
-        && since.elapsed() < NODES_EVERY
+    if let Some((nodes, since)) = context.memory.running(id).nodes
+        && since.elapsed() < COUNT_NODES_EVERY
     {
         return nodes;
     }
@@ -308,7 +315,7 @@ async fn find_nodes(context: &Context, id: &ClusterId, inside: &Access) -> Optio
     };
     context
         .memory
-        .note_awake(id, |seen| seen.nodes = Some((nodes, Instant::now())));
+        .update_running(id, |running| running.nodes = Some((nodes, Instant::now())));
     nodes
 }
 
@@ -319,14 +326,14 @@ mod tests {
     #[test]
     fn slow_failures_are_followed_by_longer_pauses() {
         let second = Duration::from_secs(1);
-        for (rule, strikes, took, works, expected) in [
+        for (rule, strikes, duration, works, expected) in [
             ("fast failure", 3, second / 2, false, None),
             ("slow success", 3, second * 4, true, None),
             ("first slow failure", 0, second * 2, false, Some((1, Duration::ZERO))),
             ("second", 1, second * 4, false, Some((2, second * 4))),
             ("many", 9, second * 4, false, Some((10, second * 20))),
         ] {
-            assert_eq!(plan_pause(strikes, took, works), expected, "{rule}");
+            assert_eq!(plan_probe_backoff(strikes, duration, works), expected, "{rule}");
         }
     }
 }

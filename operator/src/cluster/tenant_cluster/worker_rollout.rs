@@ -24,9 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(1200);
 /// no worker could finish.
 const GAP: Duration = Duration::from_secs(120);
 /// Maximum number of Nodes listed in a status.
-const NAMED: usize = 16;
+const NODES_IN_STATUS: usize = 16;
 /// Maximum number of Nodes named in a message.
-const NAMED_AT_MOST: usize = 3;
+const NODES_IN_MESSAGE: usize = 3;
 
 /// A Node, with the fields that matter for its kubelet's version.
 #[derive(Clone, Debug)]
@@ -36,15 +36,15 @@ pub(crate) struct Worker<'a> {
     kubelet: Option<KubernetesVersion>,
     ready: bool,
     /// The version that the annotation requests.
-    asked: Option<Asked>,
+    requested: Option<Requested>,
     /// Progress reported by the worker; `None` without a `yoke-worker` that upgrades.
-    said: Option<KubeletUpgrade>,
+    reported: Option<KubeletUpgrade>,
     /// How long the current request has been unchanged.
     waited: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Asked {
+enum Requested {
     Version(KubernetesVersion),
     /// The annotation is not a version.
     Nonsense,
@@ -73,9 +73,9 @@ enum Standing {
 
 /// Next step for one Node.
 #[derive(Clone, Debug)]
-pub(crate) enum Step<'a> {
+pub(crate) enum UpgradeStep<'a> {
     /// Request an upgrade to the Cluster's version.
-    Ask(&'a Node),
+    Request(&'a Node),
     /// Withdraw the request.
     Withdraw(&'a Node),
 }
@@ -83,35 +83,35 @@ pub(crate) enum Step<'a> {
 /// Steps, status and condition.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan<'a> {
-    pub(crate) steps: Vec<Step<'a>>,
+    pub(crate) steps: Vec<UpgradeStep<'a>>,
     pub(crate) status: WorkersStatus,
     pub(crate) state: State,
 }
 
 /// Current requests and how long they have been unchanged, by the UID of the Node.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Asking {
+pub(crate) struct UpgradeRequests {
     nodes: HashMap<String, (String, Duration)>,
-    looked: Option<Instant>,
+    checked: Option<Instant>,
 }
 
-impl Asking {
+impl UpgradeRequests {
     /// Records the current requests. Without a request, the worker's report counts instead.
-    pub(crate) fn note(&mut self, nodes: &[Node], now: Instant) {
-        let passed = self.looked.replace(now);
-        let passed = passed.map_or(Duration::ZERO, |before| now.saturating_duration_since(before).min(GAP));
-        let mut asked = HashMap::new();
+    pub(crate) fn record(&mut self, nodes: &[Node], now: Instant) {
+        let elapsed = self.checked.replace(now);
+        let elapsed = elapsed.map_or(Duration::ZERO, |before| now.saturating_duration_since(before).min(GAP));
+        let mut requested = HashMap::new();
         for node in nodes {
-            let note = |key| node.annotations().get(key);
-            let what = note(labels::KUBELET_VERSION).or_else(|| note(labels::KUBELET_UPGRADE));
-            let Some((uid, what)) = node.uid().zip(what) else {
+            let annotation = |key| node.annotations().get(key);
+            let current = annotation(labels::KUBELET_VERSION).or_else(|| annotation(labels::KUBELET_UPGRADE));
+            let Some((uid, current)) = node.uid().zip(current) else {
                 continue;
             };
-            let known = self.nodes.remove(&uid).filter(|(before, _)| before == what);
-            let waited = known.map_or(Duration::ZERO, |(_, waited)| waited + passed);
-            asked.insert(uid, (what.clone(), waited));
+            let known = self.nodes.remove(&uid).filter(|(before, _)| before == current);
+            let waited = known.map_or(Duration::ZERO, |(_, waited)| waited + elapsed);
+            requested.insert(uid, (current.clone(), waited));
         }
-        self.nodes = asked;
+        self.nodes = requested;
     }
 
     fn waited(&self, node: &Node) -> Duration {
@@ -121,32 +121,33 @@ impl Asking {
 }
 
 impl<'a> Worker<'a> {
-    pub(crate) fn of(node: &'a Node, asking: &Asking) -> Self {
-        let note = |key| node.annotations().get(key);
-        let asked = note(labels::KUBELET_VERSION).map(|text| text.parse().map_or(Asked::Nonsense, Asked::Version));
+    pub(crate) fn of(node: &'a Node, requests: &UpgradeRequests) -> Self {
+        let annotation = |key| node.annotations().get(key);
+        let requested = annotation(labels::KUBELET_VERSION)
+            .map(|text| text.parse().map_or(Requested::Nonsense, Requested::Version));
         let info = node.status.as_ref().and_then(|status| status.node_info.as_ref());
         Self {
             node,
             name: node.name_any(),
             kubelet: info.and_then(|info| KubernetesVersion::parse_build(&info.kubelet_version).ok()),
-            ready: node.status.as_ref().is_some_and(is_ready),
-            asked,
-            said: note(labels::KUBELET_UPGRADE).and_then(|text| text.parse().ok()),
-            waited: asking.waited(node),
+            ready: node.status.as_ref().is_some_and(has_ready_condition),
+            requested,
+            reported: annotation(labels::KUBELET_UPGRADE).and_then(|text| text.parse().ok()),
+            waited: requests.waited(node),
         }
     }
 
     fn standing(&self, target: KubernetesVersion, patience: Duration) -> Standing {
-        let has_it = self.kubelet == Some(target);
-        let (asked, has_failed) = (self.asked_version(), self.failure());
+        let has_target = self.kubelet == Some(target);
+        let (requested, has_failed) = (self.requested_version(), self.failure());
         // A started upgrade ends by itself, whatever is requested now.
-        let state = self.said.as_ref().map(|said| &said.state);
-        let has_begun = matches!(state, Some(UpgradeState::Draining | UpgradeState::Replacing));
-        match (asked, has_failed) {
-            (Some(asked), Some((version, why))) if asked == target && version == target => {
+        let state = self.reported.as_ref().map(|report| &report.state);
+        let has_started = matches!(state, Some(UpgradeState::Draining | UpgradeState::Replacing));
+        match (requested, has_failed) {
+            (Some(requested), Some((version, why))) if requested == target && version == target => {
                 return Standing::Failed(why.clone());
             }
-            _ if !has_begun && asked != Some(target) => {}
+            _ if !has_started && requested != Some(target) => {}
             _ if self.waited > patience => {
                 return Standing::Failed(format!(
                     "the upgrade was requested {} minutes ago and has not finished",
@@ -156,9 +157,9 @@ impl<'a> Worker<'a> {
             _ => return Standing::Busy,
         }
         match has_failed.map(|(version, _)| version) {
-            _ if has_it && self.asked.is_none() => Standing::Updated,
-            _ if has_it => Standing::Stale,
-            _ if self.said.is_none() || self.kubelet.is_none_or(|kubelet| kubelet.minor > target.minor) => {
+            _ if has_target && self.requested.is_none() => Standing::Updated,
+            _ if has_target => Standing::Stale,
+            _ if self.reported.is_none() || self.kubelet.is_none_or(|kubelet| kubelet.minor > target.minor) => {
                 Standing::Unmanaged
             }
             Some(version) if version == target => Standing::Waits,
@@ -167,16 +168,16 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn asked_version(&self) -> Option<KubernetesVersion> {
-        match self.asked {
-            Some(Asked::Version(version)) => Some(version),
-            Some(Asked::Nonsense) | None => None,
+    fn requested_version(&self) -> Option<KubernetesVersion> {
+        match self.requested {
+            Some(Requested::Version(version)) => Some(version),
+            Some(Requested::Nonsense) | None => None,
         }
     }
 
     /// Returns the version that its worker failed to install, and the reason.
     fn failure(&self) -> Option<(KubernetesVersion, &String)> {
-        match self.said.as_ref().map(|said| (said.version, &said.state)) {
+        match self.reported.as_ref().map(|report| (report.version, &report.state)) {
             Some((version, UpgradeState::Failed(why))) => Some((version, why)),
             _ => None,
         }
@@ -185,25 +186,34 @@ impl<'a> Worker<'a> {
     /// Returns whether its worker may start at any moment, or has started.
     fn is_awaited(&self) -> bool {
         let failed = self.failure().map(|(version, _)| version);
-        self.said.is_some() && self.asked_version().is_some_and(|asked| failed != Some(asked))
+        self.reported.is_some()
+            && self
+                .requested_version()
+                .is_some_and(|requested| failed != Some(requested))
     }
 
-    fn may_be_asked(&self) -> bool {
-        self.ready && !self.is_leaving()
+    /// Whether the worker changes its version now, or may start to, or is not ready.
+    fn is_unavailable(&self, standing: &Standing) -> bool {
+        let is_changing = matches!(standing, Standing::Busy | Standing::Waits) || self.is_awaited();
+        is_changing || !self.ready
     }
 
-    fn is_leaving(&self) -> bool {
+    fn is_eligible(&self) -> bool {
+        self.ready && !self.is_being_removed()
+    }
+
+    fn is_being_removed(&self) -> bool {
         self.node.metadata.deletion_timestamp.is_some() || self.node.labels().contains_key(labels::REAPING)
     }
 }
 
-fn is_ready(status: &NodeStatus) -> bool {
+fn has_ready_condition(status: &NodeStatus) -> bool {
     let mut conditions = status.conditions.iter().flatten();
     conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// Plans the next steps, the status and the condition. `target` is the API server's version.
-pub(crate) fn plan<'a>(workers: &[Worker<'a>], target: KubernetesVersion, spec: &UpgradeSpec) -> Plan<'a> {
+pub(crate) fn plan_rollout<'a>(workers: &[Worker<'a>], target: KubernetesVersion, spec: &UpgradeSpec) -> Plan<'a> {
     let drain = parse_drain_timeout(&spec.drain_timeout).unwrap_or_default();
     let mut standings: Vec<_> = workers
         .iter()
@@ -213,34 +223,34 @@ pub(crate) fn plan<'a>(workers: &[Worker<'a>], target: KubernetesVersion, spec: 
     standings.sort_by(|(one, _), (other, _)| (one.kubelet, &one.name).cmp(&(other.kubelet, &other.name)));
     let unavailable = standings
         .iter()
-        .filter(|(worker, standing)| {
-            let takes_room = matches!(standing, Standing::Busy | Standing::Waits) || worker.is_awaited();
-            takes_room || !worker.ready
-        })
+        .filter(|(worker, standing)| worker.is_unavailable(standing))
         .count();
     let failed = standings
         .iter()
         .any(|(_, standing)| matches!(standing, Standing::Failed(_)));
-    let may = !spec.paused && !failed;
+    let may_upgrade = !spec.paused && !failed;
     let room = usize::from(spec.max_unavailable).saturating_sub(unavailable);
     let find = |wanted: Standing| {
         let found = standings.iter().filter(move |(_, standing)| *standing == wanted);
         found
             .map(|(worker, _)| *worker)
-            .filter(|worker| may && worker.may_be_asked())
+            .filter(|worker| may_upgrade && worker.is_eligible())
     };
     let next: Vec<_> = find(Standing::Behind).take(room).collect();
     // Workers with another request already count as unavailable.
-    let asked: Vec<_> = find(Standing::Astray).chain(next.iter().copied()).collect();
+    let requested: Vec<_> = find(Standing::Astray).chain(next.iter().copied()).collect();
     let stale = standings.iter().filter(|(worker, standing)| {
-        *standing == Standing::Stale || *standing == Standing::Waits && worker.asked.is_some()
+        *standing == Standing::Stale || *standing == Standing::Waits && worker.requested.is_some()
     });
     let steps = stale
-        .map(|(worker, _)| Step::Withdraw(worker.node))
-        .chain(asked.iter().map(|worker| Step::Ask(worker.node)))
+        .map(|(worker, _)| UpgradeStep::Withdraw(worker.node))
+        .chain(requested.iter().map(|worker| UpgradeStep::Request(worker.node)))
         .collect();
     let busy = standings.iter().filter(|(_, standing)| *standing == Standing::Busy);
-    let mut upgrading: Vec<_> = busy.map(|(worker, _)| *worker).chain(asked.iter().copied()).collect();
+    let mut upgrading: Vec<_> = busy
+        .map(|(worker, _)| *worker)
+        .chain(requested.iter().copied())
+        .collect();
     upgrading.sort_by(|one, other| one.name.cmp(&other.name));
     let updated = standings
         .iter()
@@ -250,15 +260,20 @@ pub(crate) fn plan<'a>(workers: &[Worker<'a>], target: KubernetesVersion, spec: 
         total: to_count(workers.len()),
         updated: to_count(updated),
         unavailable: to_count(unavailable + next.len()),
-        oldest_version: workers
+        oldest_version: find_oldest(workers),
+        upgrading: upgrading
             .iter()
-            .filter_map(|worker| worker.kubelet)
-            .min()
-            .map(|oldest| oldest.to_string()),
-        upgrading: upgrading.iter().take(NAMED).map(|worker| worker.name.clone()).collect(),
+            .take(NODES_IN_STATUS)
+            .map(|worker| worker.name.clone())
+            .collect(),
     };
     let state = plan_state(&standings, &upgrading, &status, target, spec.paused);
     Plan { steps, status, state }
+}
+
+fn find_oldest(workers: &[Worker<'_>]) -> Option<String> {
+    let oldest = workers.iter().filter_map(|worker| worker.kubelet).min();
+    oldest.map(|oldest| oldest.to_string())
 }
 
 fn plan_state(
@@ -271,7 +286,7 @@ fn plan_state(
     let WorkersStatus { total, updated, .. } = status;
     let names = |is: &dyn Fn(&Worker<'_>, &Standing) -> bool| {
         let found = standings.iter().filter(|(worker, standing)| is(worker, standing));
-        name(found.map(|(worker, _)| worker.name.as_str()))
+        list_names(found.map(|(worker, _)| worker.name.as_str()))
     };
     let failed = standings.iter().find_map(|(worker, standing)| match standing {
         Standing::Failed(why) => Some((&worker.name, why)),
@@ -290,7 +305,7 @@ fn plan_state(
         return State::yes(Reason::AsExpected, so_far);
     }
     if !upgrading.is_empty() {
-        let names = name(upgrading.iter().map(|worker| worker.name.as_str()));
+        let names = list_names(upgrading.iter().map(|worker| worker.name.as_str()));
         return State::no(Reason::Updating, format!("{so_far} Upgrading: {names}."));
     }
     let waits = names(&|_, standing| *standing == Standing::Waits);
@@ -312,7 +327,7 @@ fn plan_state(
     if paused {
         return State::no(Reason::Paused, format!("{so_far} spec.workers.upgrade.paused is set."));
     }
-    let names = names(&|worker, _| !worker.may_be_asked() || worker.is_awaited());
+    let names = names(&|worker, _| !worker.is_eligible() || worker.is_awaited());
     State::no(
         Reason::WorkersPending,
         format!(
@@ -323,10 +338,10 @@ fn plan_state(
 }
 
 /// Formats the first names, and the number of the others.
-fn name<'a>(names: impl Iterator<Item = &'a str>) -> String {
+fn list_names<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let names: Vec<_> = names.collect();
-    let listed = names[..names.len().min(NAMED_AT_MOST)].join(", ");
-    match names.len().saturating_sub(NAMED_AT_MOST) {
+    let listed = names[..names.len().min(NODES_IN_MESSAGE)].join(", ");
+    match names.len().saturating_sub(NODES_IN_MESSAGE) {
         0 => listed,
         more => format!("{listed} and {more} more"),
     }

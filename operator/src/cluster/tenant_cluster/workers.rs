@@ -14,23 +14,23 @@ use crate::cluster::intervals::{BUSY, STEADY};
 use crate::cluster::memory::WorkersSeen;
 use crate::cluster::observe::View;
 use crate::cluster::outcome::{Outcome, Workers};
-use crate::cluster::tenant_cluster::worker_rollout::{Asking, Plan, Step, Worker, plan};
+use crate::cluster::tenant_cluster::worker_rollout::{Plan, UpgradeRequests, UpgradeStep, Worker, plan_rollout};
 use crate::model::conditions::State;
 use crate::model::control_plane::ControlPlane;
 use crate::tenant_client::{TenantApi, TenantApiError, Way};
 
 /// Timeout of one check.
-const LIMIT: Duration = Duration::from_secs(5);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Check interval while none is: an older worker may join.
-const CALM: Duration = Duration::from_secs(60);
+const UPDATED_EVERY: Duration = Duration::from_secs(60);
 /// Pause after a check: at least this many times its duration.
-const REST: u32 = 10;
+const PAUSE_PER_DURATION: u32 = 10;
 /// Maximum number of characters of the reason why a request failed.
-const WHY_MAX: usize = 200;
+const REASON_MAX: usize = 200;
 
 /// Checks a cluster's workers if that is due, and requests the next upgrades to the accepted
 /// version. With a refused spec nothing is requested. `None` if nothing is known about workers.
-pub(crate) async fn ensure(
+pub(crate) async fn upgrade_workers(
     context: &Context,
     view: &View<'_>,
     accepted: Option<KubernetesVersion>,
@@ -41,7 +41,7 @@ pub(crate) async fn ensure(
     let ControlPlane::Running { current: true, .. } = &outcome.control_plane else {
         return None;
     };
-    let mut seen = context.memory.awake(id).workers;
+    let mut seen = context.memory.running(id).workers;
     // A cluster that never had workers has no status of them.
     let had_any = cluster.status.as_ref().is_some_and(|status| status.workers.is_some());
     let has_any = outcome.nodes.is_some_and(|nodes| nodes > 0) || seen.key.is_some() || had_any;
@@ -56,25 +56,25 @@ pub(crate) async fn ensure(
         return seen.last_seen;
     }
     let api = context.apis.known(id, Way::Inside)?;
-    let began = Instant::now();
+    let started = Instant::now();
     let upgrade = &cluster.spec.workers.upgrade;
     let check = async {
         match accepted {
-            Some(target) => upgrade_next(&api, id, target, upgrade, &mut seen.asking).await,
-            None => count(&api, &mut seen.asking).await,
+            Some(target) => upgrade_next(&api, id, target, upgrade, &mut seen.requests).await,
+            None => count_updated(&api, &mut seen.requests).await,
         }
     };
-    let found = tokio::time::timeout(LIMIT, check).await;
-    let pause = record_found(id, found.unwrap_or(Err(TenantApiError::Limit)), &mut seen);
+    let found = tokio::time::timeout(CHECK_TIMEOUT, check).await;
+    let interval = record_result(id, found.unwrap_or(Err(TenantApiError::Limit)), &mut seen);
     let now = Instant::now();
-    seen.due = Some(now + pause.max((now - began) * REST));
+    seen.due = Some(now + interval.max((now - started) * PAUSE_PER_DURATION));
     let last_seen = seen.last_seen.clone();
-    context.memory.note_awake(id, |awake| awake.workers = seen);
+    context.memory.update_running(id, |running| running.workers = seen);
     last_seen
 }
 
 /// Records the result of a check. Returns the interval until the next one.
-fn record_found(id: &ClusterId, found: Result<Found, TenantApiError>, seen: &mut WorkersSeen) -> Duration {
+fn record_result(id: &ClusterId, found: Result<Found, TenantApiError>, seen: &mut WorkersSeen) -> Duration {
     match found {
         Ok(found) => {
             let is_known = seen.last_seen.as_ref() == Some(&found.workers);
@@ -83,7 +83,7 @@ fn record_found(id: &ClusterId, found: Result<Found, TenantApiError>, seen: &mut
             }
             let is_updated = found.workers.state.status == Some(true);
             seen.last_seen = Some(found.workers);
-            if is_updated { CALM } else { BUSY }
+            if is_updated { UPDATED_EVERY } else { BUSY }
         }
         Err(error) => {
             let error = crate::chain(&error);
@@ -106,20 +106,20 @@ async fn upgrade_next(
     id: &ClusterId,
     target: KubernetesVersion,
     upgrade: &UpgradeSpec,
-    asking: &mut Asking,
+    requests: &mut UpgradeRequests,
 ) -> Result<Found, TenantApiError> {
-    let (serves, nodes) = tokio::try_join!(api.version(), api.kubelets())?;
+    let (served, nodes) = tokio::try_join!(api.version(), api.kubelets())?;
     // No kubelet may be newer than the API server that answers.
-    if KubernetesVersion::parse_build(&serves).ok() != Some(target) {
+    if KubernetesVersion::parse_build(&served).ok() != Some(target) {
         return Err(TenantApiError::NotReady);
     }
-    let workers = note(asking, &nodes);
+    let workers = track_requests(requests, &nodes);
     let Plan {
         steps,
         status,
         mut state,
-    } = plan(&workers, target, upgrade);
-    let problem = take(api, id, target, upgrade, &steps).await.err();
+    } = plan_rollout(&workers, target, upgrade);
+    let problem = write_requests(api, id, target, upgrade, &steps).await.err();
     if let Some(problem) = problem.as_ref().filter(|_| state.reason != Reason::WorkerUpgradeFailed) {
         let message = format!(
             "{} of {} Nodes have kubelet {target}. {problem}",
@@ -132,14 +132,14 @@ async fn upgrade_next(
 }
 
 /// Counts the workers that have the version of the running API server.
-async fn count(api: &TenantApi, asking: &mut Asking) -> Result<Found, TenantApiError> {
-    let (serves, nodes) = tokio::try_join!(api.version(), api.kubelets())?;
-    let target = KubernetesVersion::parse_build(&serves).map_err(|_| TenantApiError::NotReady)?;
-    let nobody = UpgradeSpec {
+async fn count_updated(api: &TenantApi, requests: &mut UpgradeRequests) -> Result<Found, TenantApiError> {
+    let (served, nodes) = tokio::try_join!(api.version(), api.kubelets())?;
+    let target = KubernetesVersion::parse_build(&served).map_err(|_| TenantApiError::NotReady)?;
+    let no_upgrades = UpgradeSpec {
         paused: true,
         ..UpgradeSpec::default()
     };
-    let status = plan(&note(asking, &nodes), target, &nobody).status;
+    let status = plan_rollout(&track_requests(requests, &nodes), target, &no_upgrades).status;
     let message = format!(
         "{} of {} Nodes have kubelet {target}. No other Node is upgraded while the spec is refused.",
         status.updated, status.total
@@ -153,30 +153,30 @@ async fn count(api: &TenantApi, asking: &mut Asking) -> Result<Found, TenantApiE
     })
 }
 
-fn note<'a>(asking: &mut Asking, nodes: &'a [Node]) -> Vec<Worker<'a>> {
-    asking.note(nodes, Instant::now());
-    nodes.iter().map(|node| Worker::of(node, asking)).collect()
+fn track_requests<'a>(requests: &mut UpgradeRequests, nodes: &'a [Node]) -> Vec<Worker<'a>> {
+    requests.record(nodes, Instant::now());
+    nodes.iter().map(|node| Worker::of(node, requests)).collect()
 }
 
 /// Writes the requests, until one fails.
-async fn take(
+async fn write_requests(
     api: &TenantApi,
     id: &ClusterId,
     target: KubernetesVersion,
     upgrade: &UpgradeSpec,
-    steps: &[Step<'_>],
+    steps: &[UpgradeStep<'_>],
 ) -> Result<(), String> {
     for step in steps {
         let (node, wanted) = match step {
-            Step::Ask(node) => (node, Some((target, upgrade.drain_timeout.as_str()))),
-            Step::Withdraw(node) => (node, None),
+            UpgradeStep::Request(node) => (node, Some((target, upgrade.drain_timeout.as_str()))),
+            UpgradeStep::Withdraw(node) => (node, None),
         };
         let name = node.metadata.name.as_deref();
         match api.ask_kubelet(node, wanted).await {
             // The Node was changed in between; the next check reads it again.
             Err(error) if error.is_of_another() => continue,
             Err(error) => {
-                let why: String = crate::chain(&error).chars().take(WHY_MAX).collect();
+                let why: String = crate::chain(&error).chars().take(REASON_MAX).collect();
                 return Err(format!(
                     "The upgrade of Node {} cannot be requested: {why}.",
                     name.unwrap_or_default()

@@ -53,7 +53,7 @@ fn state_follows_set_and_pods() {
         current: true,
         failing,
     };
-    let limping = pod(serde_json::json!([
+    let with_failing_controller = pod(serde_json::json!([
         container("kube-scheduler", waiting("CrashLoopBackOff"), 3),
         container("kube-apiserver", running(), 0)
     ]));
@@ -69,7 +69,7 @@ fn state_follows_set_and_pods() {
         0
     )]));
     for (rule, set, pods, expected) in [
-        ("nothing", None, vec![], ControlPlane::Absent),
+        ("no StatefulSet", None, vec![], ControlPlane::Absent),
         ("asleep", Some(set(0)), vec![], ControlPlane::Asleep),
         (
             "going to sleep",
@@ -99,7 +99,7 @@ fn state_follows_set_and_pods() {
         (
             "a controller in back-off",
             Some(set(1)),
-            vec![limping],
+            vec![with_failing_controller],
             running_with(Some(failure("kube-scheduler"))),
         ),
     ] {
@@ -128,20 +128,20 @@ fn long_back_off_is_cut_short() {
         waiting("CrashLoopBackOff"),
         4
     )]))];
-    let ran_for = |began: &str| {
+    let ran_since = |started: &str| {
         let mut pod = stuck[0].clone();
         let status = Arc::make_mut(&mut pod).status.as_mut().unwrap();
         let status = &mut status.container_statuses.as_mut().unwrap()[0];
         let ended = status.last_state.as_mut().unwrap().terminated.as_mut().unwrap();
-        ended.started_at = Some(Time(began.parse().unwrap()));
+        ended.started_at = Some(Time(started.parse().unwrap()));
         [pod]
     };
-    let (killed, failed) = (ran_for("2026-11-20T23:55:00Z"), ran_for("2026-11-20T23:55:01Z"));
-    // The container ran for a minute, in a pod created at `made` and ready until `until`.
-    let ready_until = |made: &str, until: &str| {
-        let [mut pod] = ran_for("2026-11-20T23:59:00Z");
+    let (killed, failed) = (ran_since("2026-11-20T23:55:00Z"), ran_since("2026-11-20T23:55:01Z"));
+    // The container ran for a minute, in a pod created at `created` and ready until `until`.
+    let ready_until = |created: &str, until: &str| {
+        let [mut pod] = ran_since("2026-11-20T23:59:00Z");
         let changed = Arc::make_mut(&mut pod);
-        changed.metadata.creation_timestamp = Some(Time(made.parse().unwrap()));
+        changed.metadata.creation_timestamp = Some(Time(created.parse().unwrap()));
         changed.status.as_mut().unwrap().conditions = Some(vec![PodCondition {
             type_: "Ready".into(),
             status: "False".into(),
@@ -150,28 +150,28 @@ fn long_back_off_is_cut_short() {
         }]);
         [pod]
     };
-    let again = ready_until("2026-11-20T23:55:00Z", "2026-11-20T23:59:01Z");
-    let never = ready_until("2026-11-20T23:55:00Z", "2026-11-20T23:59:00Z");
+    let served_again = ready_until("2026-11-20T23:55:00Z", "2026-11-20T23:59:01Z");
+    let never_served = ready_until("2026-11-20T23:55:00Z", "2026-11-20T23:59:00Z");
     let young = ready_until("2026-11-20T23:55:01Z", "2026-11-21T00:00:00Z");
     for (rule, pods, second, expected) in [
-        ("of unknown life", &stuck, 20, false),
-        ("of unknown life, for long", &stuck, 21, true),
-        ("it fails", &failed, 20, false),
-        ("it fails, for long", &failed, 21, true),
-        ("it had served, and a kubelet may be quick", &killed, 3, false),
-        ("it had served, and the kubelet waits", &killed, 4, true),
-        ("it had served for a moment", &again, 4, true),
-        ("it had not, since it was killed before", &never, 20, false),
-        ("it ends each time that it serves", &young, 20, false),
+        ("unknown start", &stuck, 20, false),
+        ("unknown start, long backoff", &stuck, 21, true),
+        ("failed early", &failed, 20, false),
+        ("failed early, long backoff", &failed, 21, true),
+        ("had served, short backoff", &killed, 3, false),
+        ("had served, longer backoff", &killed, 4, true),
+        ("had served for a moment", &served_again, 4, true),
+        ("was ready only before its last start", &never_served, 20, false),
+        ("young pod exits each time that it serves", &young, 20, false),
     ] {
         let now = format!("2026-11-21T00:00:{second:02}Z").parse().unwrap();
         assert_eq!(plan_replacement(pods, now).is_some(), expected, "{rule}");
     }
     let up = container("kube-apiserver", running(), 4);
     for (rule, statuses) in [
-        ("it runs", serde_json::json!([up])),
+        ("API server runs", serde_json::json!([up])),
         (
-            "the API does",
+            "API server runs, scheduler fails",
             serde_json::json!([up, container("kube-scheduler", waiting("CrashLoopBackOff"), 4)]),
         ),
     ] {
@@ -182,12 +182,12 @@ fn long_back_off_is_cut_short() {
 }
 
 #[test]
-fn a_turn_to_start_is_over_when_no_machine_works_on_it() {
-    let nowhere: Pod = serde_json::from_value(serde_json::json!({
+fn start_slot_is_freed_when_no_node_works_on_the_start() {
+    let unscheduled: Pod = serde_json::from_value(serde_json::json!({
         "status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]},
     }))
     .unwrap();
-    let (none, nowhere): (&[Arc<Pod>], _) = (&[], [Arc::new(nowhere)]);
+    let (none, unschedulable): (&[Arc<Pod>], _) = (&[], [Arc::new(unscheduled)]);
     let pending = || ControlPlane::Pending("x".into());
     let runs = || ControlPlane::Running {
         pod: "p".into(),
@@ -198,25 +198,25 @@ fn a_turn_to_start_is_over_when_no_machine_works_on_it() {
     let failing = ControlPlane::Failing(failure("x"));
     for (rule, control_plane, pods, (asleep, lost, answers), expected) in [
         (
-            "made",
+            "created",
             ControlPlane::Absent,
             none,
             (false, false, false),
-            Admission::Take,
+            Admission::Acquire,
         ),
         (
             "woken",
             ControlPlane::Asleep,
             none,
             (false, false, false),
-            Admission::Take,
+            Admission::Acquire,
         ),
         (
-            "woken early",
+            "woken while it goes to sleep",
             ControlPlane::GoingToSleep,
             none,
             (false, false, false),
-            Admission::Take,
+            Admission::Acquire,
         ),
         (
             "asleep",
@@ -226,37 +226,55 @@ fn a_turn_to_start_is_over_when_no_machine_works_on_it() {
             Admission::Finish,
         ),
         (
-            "made asleep",
+            "created asleep",
             ControlPlane::Absent,
             none,
             (true, false, false),
             Admission::Finish,
         ),
-        ("lost", runs(), none, (false, true, true), Admission::Take),
+        ("lost", runs(), none, (false, true, true), Admission::Acquire),
         (
-            "lost, and to sleep",
+            "lost, and going to sleep",
             ControlPlane::GoingToSleep,
             none,
             (true, true, false),
             Admission::Finish,
         ),
         (
-            "its pod comes",
+            "pod is pending",
             pending(),
             none,
             (false, false, false),
             Admission::Continue,
         ),
         (
-            "no machine has room",
+            "no node has room",
             pending(),
-            &nowhere,
+            &unschedulable,
             (false, false, false),
             Admission::Finish,
         ),
-        ("it starts", runs(), none, (false, false, false), Admission::Continue),
-        ("it serves", runs(), none, (false, false, true), Admission::Finish),
-        ("it fails", failing, none, (false, false, false), Admission::Finish),
+        (
+            "API server starts",
+            runs(),
+            none,
+            (false, false, false),
+            Admission::Continue,
+        ),
+        (
+            "API server answers",
+            runs(),
+            none,
+            (false, false, true),
+            Admission::Finish,
+        ),
+        (
+            "container fails",
+            failing,
+            none,
+            (false, false, false),
+            Admission::Finish,
+        ),
     ] {
         assert_eq!(
             plan_start(&control_plane, pods, asleep, lost, answers),
@@ -268,30 +286,40 @@ fn a_turn_to_start_is_over_when_no_machine_works_on_it() {
 
 #[test]
 fn incarnation_is_raised_once_for_each_change() {
-    let kept = |number, template: &str| LastStart {
+    let last_start = |number, template: &str| LastStart {
         number,
         template: template.into(),
     };
-    for (rule, running, kept, expected) in [
+    for (rule, running, last, expected) in [
         ("first start", None, None, Incarnation::New(1)),
-        ("made again", None, Some(kept(7, "a")), Incarnation::New(8)),
-        ("nothing changed", Some(7), Some(kept(7, "a")), Incarnation::Same(7)),
+        ("created again", None, Some(last_start(7, "a")), Incarnation::New(8)),
         (
-            "kept and not applied yet",
+            "nothing changed",
             Some(7),
-            Some(kept(8, "a")),
+            Some(last_start(7, "a")),
+            Incarnation::Same(7),
+        ),
+        (
+            "persisted and not applied yet",
+            Some(7),
+            Some(last_start(8, "a")),
             Incarnation::Same(8),
         ),
         (
             "restored with an old number",
             Some(7),
-            Some(kept(9, "b")),
+            Some(last_start(9, "b")),
             Incarnation::New(10),
         ),
-        ("template changed", Some(7), Some(kept(7, "b")), Incarnation::New(8)),
+        (
+            "template changed",
+            Some(7),
+            Some(last_start(7, "b")),
+            Incarnation::New(8),
+        ),
         ("number lost", Some(7), None, Incarnation::New(7)),
     ] {
-        assert_eq!(plan_incarnation(running, kept.as_ref(), "a", 1), expected, "{rule}");
+        assert_eq!(plan_incarnation(running, last.as_ref(), "a", 1), expected, "{rule}");
     }
     assert_eq!(running_incarnation(Some(&set(1))), Some(7));
 }
@@ -300,7 +328,10 @@ fn incarnation_is_raised_once_for_each_change() {
 fn pods_are_forced_after_their_grace() {
     let mut ending = (*pod(serde_json::json!([]))).clone();
     let now = "2026-11-21T00:00:30Z".parse().unwrap();
-    assert!(plan_forced(&[Arc::new(ending.clone())], now).is_empty(), "a living pod");
+    assert!(
+        plan_forced(&[Arc::new(ending.clone())], now).is_empty(),
+        "a pod that is not deleted"
+    );
     for (end, forced) in [
         ("2026-11-21T00:00:40Z", 0),
         ("2026-11-21T00:00:20Z", 0),
@@ -312,7 +343,7 @@ fn pods_are_forced_after_their_grace() {
 }
 
 #[test]
-fn a_pod_that_nobody_ends_is_followed_by_another_start() {
+fn stuck_pod_is_replaced_by_another_incarnation() {
     let now = "2026-11-21T00:01:00Z".parse().unwrap();
     let ending = |name: &str, number: u64, end: &str| {
         let mut pod = (*pod(serde_json::json!([]))).clone();
@@ -323,25 +354,43 @@ fn a_pod_that_nobody_ends_is_followed_by_another_start() {
         Arc::new(pod)
     };
     let (over, in_time) = ("2026-11-21T00:00:30Z", "2026-11-21T00:00:55Z");
-    let (serves, former) = ("control-plane-0", "control-plane-9");
+    let (serving, previous) = ("control-plane-0", "control-plane-9");
     for (rule, replicas, pods, stuck, replaced) in [
-        ("in time", 1, vec![ending(serves, 7, in_time)], None, &[][..]),
-        ("it serves", 1, vec![ending(serves, 7, over)], Some(serves), &[]),
         (
-            "another start is due",
+            "within its grace period",
             1,
-            vec![ending(serves, 6, over)],
-            Some(serves),
-            &[serves],
+            vec![ending(serving, 7, in_time)],
+            None,
+            &[][..],
         ),
-        ("another one serves", 1, vec![ending(former, 7, over)], None, &[former]),
-        ("asleep", 0, vec![ending(former, 7, over)], Some(former), &[]),
         (
-            "asleep, and another start",
+            "serving pod is stuck",
+            1,
+            vec![ending(serving, 7, over)],
+            Some(serving),
+            &[],
+        ),
+        (
+            "another incarnation is due",
+            1,
+            vec![ending(serving, 6, over)],
+            Some(serving),
+            &[serving],
+        ),
+        (
+            "another pod serves",
+            1,
+            vec![ending(previous, 7, over)],
+            None,
+            &[previous],
+        ),
+        ("asleep", 0, vec![ending(previous, 7, over)], Some(previous), &[]),
+        (
+            "asleep, another incarnation",
             0,
-            vec![ending(former, 6, over)],
-            Some(former),
-            &[former],
+            vec![ending(previous, 6, over)],
+            Some(previous),
+            &[previous],
         ),
     ] {
         let set = set(replicas);
@@ -360,34 +409,34 @@ fn a_pod_that_nobody_ends_is_followed_by_another_start() {
 }
 
 #[test]
-fn what_ends_again_and_again_may_run_just_now() {
+fn crash_looping_container_may_run_now() {
     let ready = |mut status: serde_json::Value| {
         status["ready"] = true.into();
         status
     };
     for (rule, status, expected) in [
         (
-            "it runs, and has ended often",
+            "runs after many restarts",
             container("kube-apiserver", running(), 3),
             Some(failure("kube-apiserver")),
         ),
         (
-            "so does its store",
+            "store runs after many restarts",
             container("kine-nats", running(), 9),
             Some(failure("kine-nats")),
         ),
         (
-            "it waits",
+            "waits in backoff",
             container("kube-apiserver", waiting("CrashLoopBackOff"), 3),
             Some(failure("kube-apiserver")),
         ),
-        ("it has ended twice", container("kube-apiserver", running(), 2), None),
+        ("restarted twice", container("kube-apiserver", running(), 2), None),
+        ("ready again", ready(container("kube-apiserver", running(), 9)), None),
         (
-            "it serves again",
-            ready(container("kube-apiserver", running(), 9)),
+            "container without waiting callers",
+            container("kube-scheduler", running(), 9),
             None,
         ),
-        ("nobody waits for it", container("kube-scheduler", running(), 9), None),
     ] {
         assert_eq!(find_restarted(&pod(serde_json::json!([status]))), expected, "{rule}");
     }

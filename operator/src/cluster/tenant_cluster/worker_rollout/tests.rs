@@ -9,9 +9,12 @@ const OLD: &str = "v1.35.4";
 
 /// A Node with a kubelet, the requested version, and the worker's report. Ready unless its name
 /// ends in `!`.
-fn node(name: &str, kubelet: &str, asked: &str, said: &str) -> Node {
+fn node(name: &str, kubelet: &str, requested: &str, reported: &str) -> Node {
     let mut annotations = serde_json::Map::new();
-    for (key, text) in [(labels::KUBELET_VERSION, asked), (labels::KUBELET_UPGRADE, said)] {
+    for (key, text) in [
+        (labels::KUBELET_VERSION, requested),
+        (labels::KUBELET_UPGRADE, reported),
+    ] {
         if !text.is_empty() {
             annotations.insert(key.into(), text.into());
         }
@@ -67,19 +70,19 @@ fn decide(nodes: &[Node], spec: &UpgradeSpec) -> (Vec<String>, WorkersStatus, St
 }
 
 fn decide_after(nodes: &[Node], spec: &UpgradeSpec, waited: Duration) -> (Vec<String>, WorkersStatus, State) {
-    let mut asking = Asking::default();
-    let (mut now, mut left) = (Instant::now(), waited);
-    asking.note(nodes, now);
-    while !left.is_zero() {
-        let step = left.min(GAP);
-        (now, left) = (now + step, left - step);
-        asking.note(nodes, now);
+    let mut requests = UpgradeRequests::default();
+    let (mut now, mut remaining) = (Instant::now(), waited);
+    requests.record(nodes, now);
+    while !remaining.is_zero() {
+        let step = remaining.min(GAP);
+        (now, remaining) = (now + step, remaining - step);
+        requests.record(nodes, now);
     }
-    let workers: Vec<_> = nodes.iter().map(|node| Worker::of(node, &asking)).collect();
-    let plan = plan(&workers, TARGET.parse().unwrap(), spec);
+    let workers: Vec<_> = nodes.iter().map(|node| Worker::of(node, &requests)).collect();
+    let plan = plan_rollout(&workers, TARGET.parse().unwrap(), spec);
     let steps = plan.steps.iter().map(|step| match step {
-        Step::Ask(node) => format!("+{}", node.name_any()),
-        Step::Withdraw(node) => format!("-{}", node.name_any()),
+        UpgradeStep::Request(node) => format!("+{}", node.name_any()),
+        UpgradeStep::Withdraw(node) => format!("-{}", node.name_any()),
     });
     (steps.collect(), plan.status, plan.state)
 }
@@ -88,16 +91,16 @@ fn decide_after(nodes: &[Node], spec: &UpgradeSpec, waited: Duration) -> (Vec<St
 type Row = (&'static str, Vec<Node>, UpgradeSpec, &'static [&'static str], Reason);
 
 #[test]
-fn workers_are_asked_in_their_turn() {
-    let leaving = |key: &str, value: Value| {
+fn upgrades_are_requested_in_order() {
+    let with_metadata = |key: &str, value: Value| {
         let mut node = serde_json::to_value(idle("a")).unwrap();
         node["metadata"][key] = value;
         build(node)
     };
     let rows: Vec<Row> = vec![
-        ("there are none", vec![], limits(1, false), &[], Reason::AsExpected),
+        ("no Nodes", vec![], limits(1, false), &[], Reason::AsExpected),
         (
-            "all have it",
+            "all have the version",
             vec![done("a"), done("b")],
             limits(1, false),
             &[],
@@ -122,28 +125,28 @@ fn workers_are_asked_in_their_turn() {
             Reason::Updating,
         ),
         (
-            "as many as may",
+            "as many as the limit allows",
             vec![idle("a"), idle("b"), idle("c")],
             limits(2, false),
             &["+a", "+b"],
             Reason::Updating,
         ),
         (
-            "one is at it",
+            "one upgrades",
             vec![busy("a"), idle("b")],
             limits(1, false),
             &[],
             Reason::Updating,
         ),
         (
-            "one of two is at it",
+            "one of two upgrades",
             vec![busy("a"), idle("b"), idle("c")],
             limits(2, false),
             &["+b"],
             Reason::Updating,
         ),
         (
-            "one has the version, and has not ended",
+            "one has the version, and has not finished",
             vec![node("a", TARGET, TARGET, "v1.35.5 Replacing"), idle("b")],
             limits(1, false),
             &[],
@@ -157,7 +160,7 @@ fn workers_are_asked_in_their_turn() {
             Reason::WorkersPending,
         ),
         (
-            "it is not ready itself",
+            "the only Node is not ready",
             vec![idle("a!")],
             limits(2, false),
             &[],
@@ -178,7 +181,7 @@ fn workers_are_asked_in_their_turn() {
             Reason::Paused,
         ),
         (
-            "paused while one is at it",
+            "paused while one upgrades",
             vec![busy("a"), idle("b")],
             limits(9, true),
             &[],
@@ -192,176 +195,179 @@ fn workers_are_asked_in_their_turn() {
             Reason::WorkerUpgradeFailed,
         ),
         (
-            "one has failed, and another is at it",
+            "one has failed, and another upgrades",
             vec![failed("a"), busy("b"), idle("c")],
             limits(9, false),
             &[],
             Reason::WorkerUpgradeFailed,
         ),
         (
-            "one has failed to come to another version",
+            "one has failed to install another version",
             vec![node("a", OLD, "v1.35.6", "v1.35.6 Failed: x"), idle("b")],
             limits(1, false),
             &["+a"],
             Reason::Updating,
         ),
         (
-            "one comes to another version",
+            "one installs another version",
             vec![node("a", OLD, "v1.35.6", "v1.35.6 Draining"), idle("b")],
             limits(1, false),
             &[],
             Reason::Updating,
         ),
         (
-            "one was to come to another version, and has not begun",
+            "one has a request for another version, and has not started",
             vec![node("a", TARGET, "v1.35.6", "v1.35.5 Done")],
             limits(1, false),
             &["-a"],
             Reason::AsExpected,
         ),
         (
-            "one may try again, and has not seen it yet",
+            "one may retry, and has not seen that yet",
             vec![node("a", OLD, "", "v1.35.5 Failed: x"), idle("b")],
             limits(1, false),
             &[],
             Reason::WorkersPending,
         ),
         (
-            "one may try again, and there is room for two",
+            "one may retry, and two may be unavailable",
             vec![node("a", OLD, "", "v1.35.5 Failed: x"), idle("b")],
             limits(2, false),
             &["+b"],
             Reason::Updating,
         ),
         (
-            "one has failed, and was asked for another since",
+            "one has failed, and another version was requested since",
             vec![node("a", OLD, "v1.35.6", "v1.35.5 Failed: x"), idle("b")],
             limits(1, false),
             &["-a"],
             Reason::WorkersPending,
         ),
         (
-            "one may try what nobody asks for any more",
+            "one has failed to install a version that is not requested any more",
             vec![node("a", OLD, "", "v1.35.6 Failed: x")],
             limits(1, false),
             &["+a"],
             Reason::Updating,
         ),
         (
-            "one has begun, and is not asked any more",
+            "one has started, and its request is withdrawn",
             vec![node("a", OLD, "", "v1.35.5 Draining"), idle("b")],
             limits(1, false),
             &[],
             Reason::Updating,
         ),
         (
-            "one has the version, and has begun with another",
+            "one has the version, and has started with another one",
             vec![node("a", TARGET, "", "v1.35.6 Replacing"), idle("b")],
             limits(1, false),
             &[],
             Reason::Updating,
         ),
         (
-            "one has begun with another, and is asked for this one",
+            "one has started with another version, and this one is requested",
             vec![node("a", OLD, TARGET, "v1.35.6 Draining"), idle("b")],
             limits(1, false),
             &[],
             Reason::Updating,
         ),
         (
-            "one is asked for another, and has room already",
+            "one has a request for another version, and counts as unavailable",
             vec![node("b", OLD, "v1.35.6", "v1.35.4 Done"), idle("a")],
             limits(1, false),
             &["+b"],
             Reason::Updating,
         ),
         (
-            "one is asked for another during a pause",
+            "one has a request for another version during a pause",
             vec![node("b", OLD, "v1.35.6", "v1.35.4 Done"), idle("a")],
             limits(1, true),
             &[],
             Reason::Paused,
         ),
         (
-            "one is asked for another, and not ready",
+            "one has a request for another version, and is not ready",
             vec![node("b!", OLD, "v1.35.6", "v1.35.4 Done"), idle("a")],
             limits(1, false),
             &[],
             Reason::WorkersPending,
         ),
         (
-            "one that is too new is asked for another",
+            "one that is too new has a request for another version",
             vec![node("b", "v1.36.0", "v1.36.1", "v1.36.0 Done"), idle("a")],
             limits(1, false),
             &[],
             Reason::WorkersPending,
         ),
         (
-            "one has the version, is asked for another, and takes room",
+            "one has the version, and counts as unavailable by another request",
             vec![node("b", TARGET, "v1.35.6", "v1.35.5 Done"), idle("a")],
             limits(1, false),
             &["-b"],
             Reason::WorkersPending,
         ),
         (
-            "nobody there does what is asked",
+            "no yoke-worker handles the request",
             vec![node("b", OLD, "v1.35.6", ""), idle("a")],
             limits(1, false),
             &["+a"],
             Reason::Updating,
         ),
         (
-            "somebody wrote something",
+            "invalid version requested",
             vec![node("a", OLD, "$(reboot)", "v1.35.4 Done")],
             limits(1, false),
             &["+a"],
             Reason::Updating,
         ),
         (
-            "no worker of ours",
+            "no yoke-worker",
             vec![node("a", OLD, "", ""), done("b")],
             limits(1, false),
             &[],
             Reason::WorkersUnmanaged,
         ),
         (
-            "newer than the API",
+            "kubelet is newer than the API server",
             vec![node("a", "v1.36.0", "", "v1.36.0 Done")],
             limits(1, false),
             &[],
             Reason::WorkersUnmanaged,
         ),
         (
-            "a newer patch goes back",
+            "newer patch version is downgraded",
             vec![node("a", "v1.35.6", "", "v1.35.6 Done")],
             limits(1, false),
             &["+a"],
             Reason::Updating,
         ),
         (
-            "a vendor's build",
+            "vendor build of the version",
             vec![node("a", "v1.35.5+x", "", "v1.35.5 Done")],
             limits(1, false),
             &[],
             Reason::AsExpected,
         ),
         (
-            "a kubelet that says nothing",
+            "kubelet without a version",
             vec![node("a", "", "", "")],
             limits(1, false),
             &[],
             Reason::WorkersUnmanaged,
         ),
         (
-            "it is deleted",
-            vec![leaving("deletionTimestamp", json!("2026-11-23T07:00:00Z")), idle("b")],
+            "Node is being deleted",
+            vec![
+                with_metadata("deletionTimestamp", json!("2026-11-23T07:00:00Z")),
+                idle("b"),
+            ],
             limits(1, false),
             &["+b"],
             Reason::Updating,
         ),
         (
-            "it is silent",
-            vec![leaving("labels", json!({labels::REAPING: "1"})), idle("b")],
+            "Node is being removed as silent",
+            vec![with_metadata("labels", json!({labels::REAPING: "1"})), idle("b")],
             limits(1, false),
             &["+b"],
             Reason::Updating,
@@ -389,7 +395,7 @@ impl MapOwned for [&str] {
 }
 
 #[test]
-fn who_failed_is_named_with_why() {
+fn failed_node_is_named_with_the_reason() {
     let (_, status, state) = decide(
         &[failed("a"), done("b"), node("c!", "v1.34.0", "", "v1.34.0 Done")],
         &limits(1, false),
@@ -414,7 +420,7 @@ fn who_failed_is_named_with_why() {
 }
 
 #[test]
-fn who_never_ends_has_failed() {
+fn upgrade_that_never_finishes_has_failed() {
     let limit = Duration::from_mins(5) + PATIENCE;
     let nodes = [busy("a"), idle("b")];
     assert_eq!(decide_after(&nodes, &limits(2, false), limit).0, ["+b"]);
@@ -428,14 +434,18 @@ fn who_never_ends_has_failed() {
 }
 
 #[test]
-fn time_that_nobody_looked_does_not_count() {
+fn time_without_checks_does_not_count() {
     let nodes = [busy("a")];
-    let (mut asking, began) = (Asking::default(), Instant::now());
-    asking.note(&nodes, began);
-    asking.note(&nodes, began + Duration::from_hours(10));
-    assert_eq!(asking.waited(&nodes[0]), GAP);
-    asking.note(&[node("a", OLD, "v1.35.6", "v1.35.5 Draining")], began);
-    assert_eq!(asking.waited(&nodes[0]), Duration::ZERO, "something else is asked");
+    let (mut requests, started) = (UpgradeRequests::default(), Instant::now());
+    requests.record(&nodes, started);
+    requests.record(&nodes, started + Duration::from_hours(10));
+    assert_eq!(requests.waited(&nodes[0]), GAP);
+    requests.record(&[node("a", OLD, "v1.35.6", "v1.35.5 Draining")], started);
+    assert_eq!(
+        requests.waited(&nodes[0]),
+        Duration::ZERO,
+        "another version is requested"
+    );
     // The request is withdrawn, and the upgrade does not end.
     let nodes = [node("a", OLD, "", "v1.35.5 Draining"), idle("b")];
     let (steps, _, state) = decide_after(&nodes, &limits(9, false), Duration::from_hours(1));
@@ -446,7 +456,7 @@ fn time_that_nobody_looked_does_not_count() {
 fn a_status_is_bounded() {
     let nodes: Vec<_> = (0..200).map(|number| busy(&format!("n{number:03}"))).collect();
     let (_, status, state) = decide(&nodes, &limits(1, false));
-    assert_eq!((status.unavailable, status.upgrading.len()), (200, NAMED));
+    assert_eq!((status.unavailable, status.upgrading.len()), (200, NODES_IN_STATUS));
     assert!(
         state.message.ends_with("Upgrading: n000, n001, n002 and 197 more."),
         "{}",

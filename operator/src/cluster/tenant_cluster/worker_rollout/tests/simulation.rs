@@ -12,7 +12,7 @@ use crate::cluster::tenant_cluster::worker_rollout::tests::*;
 /// - There are no requests after a failure or during a pause.
 /// - Without failures, all workers reach the version.
 #[test]
-fn whatever_workers_do_the_limit_holds() {
+fn limit_holds_for_any_order_of_events() {
     for seed in 0..100 {
         let mut random = StdRng::seed_from_u64(seed);
         let limit = random.random_range(1..4);
@@ -37,7 +37,7 @@ fn whatever_workers_do_the_limit_holds() {
                 assert!(!paused && !has_failed, "seed {seed}: {steps:?}");
                 assert_ne!(version(one), TARGET, "seed {seed}");
                 assert!(
-                    !said(one).starts_with("v1.35.5 Failed"),
+                    !report_of(one).starts_with("v1.35.5 Failed"),
                     "seed {seed}: it would not see that"
                 );
                 one.annotations_mut()
@@ -60,7 +60,7 @@ fn whatever_workers_do_the_limit_holds() {
             } else if random.random_bool(0.8) {
                 act(&mut nodes[at], may_fail, &mut random);
             } else {
-                meddle(&mut nodes, at, &mut random);
+                interfere(&mut nodes, at, &mut random);
             }
         }
         assert!(settled, "seed {seed}: {nodes:?}");
@@ -69,43 +69,48 @@ fn whatever_workers_do_the_limit_holds() {
 
 /// The next action of a worker.
 fn act(one: &mut Node, may_fail: bool, random: &mut StdRng) {
-    let (kubelet, now) = (version(one).to_owned(), said(one).to_owned());
-    let asked = one.annotations().get(labels::KUBELET_VERSION).cloned();
+    let (kubelet, now) = (version(one).to_owned(), report_of(one).to_owned());
+    let requested = one.annotations().get(labels::KUBELET_VERSION).cloned();
     let (at, state) = now.split_once(' ').unwrap();
-    let is_asked = asked.as_deref() == Some(at);
+    let is_requested = requested.as_deref() == Some(at);
     let done = format!("{kubelet} Done");
-    let (kubelet, asked, says) = match state {
-        "Done" => match asked {
-            Some(asked) if asked == kubelet => (kubelet, None, done),
-            Some(asked) => (kubelet, Some(asked.clone()), format!("{asked} Draining")),
+    let (kubelet, requested, report) = match state {
+        "Done" => match requested {
+            Some(requested) if requested == kubelet => (kubelet, None, done),
+            Some(requested) => (kubelet, Some(requested.clone()), format!("{requested} Draining")),
             None => return,
         },
-        "Draining" if may_fail && random.random_bool(0.2) => (kubelet, asked, format!("{at} Failed: x")),
-        "Draining" if is_asked => (at.to_owned(), asked, format!("{at} Replacing")),
+        "Draining" if may_fail && random.random_bool(0.2) => (kubelet, requested, format!("{at} Failed: x")),
+        "Draining" if is_requested => (at.to_owned(), requested, format!("{at} Replacing")),
         "Replacing" => (kubelet, None, done),
-        _ if is_asked => return,
-        _ => (kubelet, asked, done),
+        _ if is_requested => return,
+        _ => (kubelet, requested, done),
     };
-    let is_ready = is_ready(one.status.as_ref().unwrap());
-    *one = node(&one.name_any(), &kubelet, asked.as_deref().unwrap_or_default(), &says);
+    let is_ready = has_ready_condition(one.status.as_ref().unwrap());
+    *one = node(
+        &one.name_any(),
+        &kubelet,
+        requested.as_deref().unwrap_or_default(),
+        &report,
+    );
     set_ready(one, is_ready);
 }
 
 /// An action of another client: toggles readiness, removes the request, changes it to another
 /// version, or deletes the Node.
-fn meddle(nodes: &mut Vec<Node>, at: usize, random: &mut StdRng) {
+fn interfere(nodes: &mut Vec<Node>, at: usize, random: &mut StdRng) {
     let one = &mut nodes[at];
     match random.random_range(0..4) {
         0 => {
-            let is_ready = is_ready(one.status.as_ref().unwrap());
+            let is_ready = has_ready_condition(one.status.as_ref().unwrap());
             set_ready(one, !is_ready);
         }
         1 => {
             one.annotations_mut().remove(labels::KUBELET_VERSION);
         }
         2 => {
-            if let Some(asked) = one.annotations_mut().get_mut(labels::KUBELET_VERSION) {
-                "v1.35.6".clone_into(asked);
+            if let Some(requested) = one.annotations_mut().get_mut(labels::KUBELET_VERSION) {
+                "v1.35.6".clone_into(requested);
             }
         }
         _ if nodes.len() > 1 => {
@@ -123,7 +128,7 @@ fn set_ready(one: &mut Node, is_ready: bool) {
     }
 }
 
-fn said(node: &Node) -> &str {
+fn report_of(node: &Node) -> &str {
     node.annotations().get(labels::KUBELET_UPGRADE).unwrap()
 }
 
@@ -139,17 +144,17 @@ fn version(node: &Node) -> &str {
 }
 
 fn has_failed(node: &Node) -> bool {
-    let asked = node.annotations().get(labels::KUBELET_VERSION);
-    asked.is_some_and(|asked| asked == TARGET) && said(node).starts_with("v1.35.5 Failed")
+    let requested = node.annotations().get(labels::KUBELET_VERSION);
+    requested.is_some_and(|requested| requested == TARGET) && report_of(node).starts_with("v1.35.5 Failed")
 }
 
 /// Counts Nodes that are not ready, have a request that did not fail, or have a started upgrade.
 fn unavailable(nodes: &[Node]) -> usize {
     let is_out = |node: &&Node| {
-        let asked = node.annotations().get(labels::KUBELET_VERSION);
-        let awaited = asked.is_some_and(|asked| !said(node).starts_with(&format!("{asked} Failed")));
-        let has_begun = said(node).ends_with("Draining") || said(node).ends_with("Replacing");
-        awaited || has_begun || !is_ready(node.status.as_ref().unwrap())
+        let requested = node.annotations().get(labels::KUBELET_VERSION);
+        let may_start = requested.is_some_and(|requested| !report_of(node).starts_with(&format!("{requested} Failed")));
+        let has_started = report_of(node).ends_with("Draining") || report_of(node).ends_with("Replacing");
+        may_start || has_started || !has_ready_condition(node.status.as_ref().unwrap())
     };
     nodes.iter().filter(is_out).count()
 }
