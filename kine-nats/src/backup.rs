@@ -109,17 +109,17 @@ fn to_entries(mut base: Vec<Version>, history: Vec<Version>) -> Vec<Entry> {
 
 fn to_entry(version: Version, sub: i64) -> Entry {
     let Version { revision, delete, kv } = version;
-    let place = revision_bytes(revision, sub);
+    let key_bytes = revision_bytes(revision, sub);
     if delete {
         let mut marked = [0; 18];
-        marked[..17].copy_from_slice(&place);
+        marked[..17].copy_from_slice(&key_bytes);
         marked[17] = b't';
         // etcd stores only the key of a deleted version.
         let value = Item::tombstone(crate::mvcc::key_of(&kv), 0).kv;
         let key = Key::new(&marked);
         Entry { key, value }
     } else {
-        let key = Key::new(&place);
+        let key = Key::new(&key_bytes);
         Entry { key, value: kv }
     }
 }

@@ -175,7 +175,7 @@ pub(crate) fn encode(header: &Header, operations: &Operations) -> (Bytes, u64) {
 
 /// Whether bytes were never a record of the store `cluster`. A corrupt record of the store still
 /// counts as its record.
-pub(crate) fn is_foreign(bytes: &[u8], cluster: Option<u64>) -> bool {
+pub(crate) fn is_of_other_store(bytes: &[u8], cluster: Option<u64>) -> bool {
     let other = cluster.is_some_and(|cluster| bytes.get(8..16) != Some(cluster.to_le_bytes().as_slice()));
     if bytes.starts_with(&MAGIC) {
         return other && unseal(bytes).is_ok();
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_what_it_wrote() {
+    fn an_encoded_record_decodes_to_itself() {
         let record = decode(&sample()).unwrap();
         assert_eq!(record.header, header());
         let [a, b, range, grant, revoke, compact, epoch, resign] = record.operations.as_slice() else {
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_every_flipped_bit() {
+    fn every_flipped_bit_is_found() {
         let good = sample();
         for bit in 0..good.len() * 8 {
             let mut bad = good.to_vec();
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn survives_hostile_bytes_behind_a_good_hash() {
+    fn hostile_bytes_with_a_valid_hash_do_not_panic() {
         let mut random = seeded();
         let good = sample();
         for _ in 0..fuzz_runs(20_000) {
@@ -398,20 +398,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_is_not_taken_for_a_message_of_somebody_else() {
+    fn a_damaged_record_is_not_a_message_of_another_store() {
         let good = sample();
-        assert!(!is_foreign(&good, Some(1)) && !is_foreign(&good, None));
-        assert!(is_foreign(&good, Some(2)), "a record of another store");
-        assert!(is_foreign(b"", Some(1)) && is_foreign(b"KNL", Some(1)) && is_foreign(&[0; 300], Some(1)));
+        assert!(!is_of_other_store(&good, Some(1)) && !is_of_other_store(&good, None));
+        assert!(is_of_other_store(&good, Some(2)), "a record of another store");
+        assert!(
+            is_of_other_store(b"", Some(1))
+                && is_of_other_store(b"KNL", Some(1))
+                && is_of_other_store(&[0; 300], Some(1))
+        );
         for bit in 0..good.len() * 8 {
             let mut bad = good.to_vec();
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(!is_foreign(&bad, Some(1)), "bit {bit}");
+            assert!(!is_of_other_store(&bad, Some(1)), "bit {bit}");
         }
     }
 
     #[test]
-    fn refuses_a_later_format() {
+    fn a_later_format_is_rejected() {
         let good = sample();
         let mut bad = good[..good.len() - HASH].to_vec();
         bad[4] = 9;

@@ -17,7 +17,7 @@ pub(crate) struct Grace {
 
 impl Grace {
     /// Records a compaction.
-    pub(crate) fn begin(&mut self) {
+    pub(crate) fn record_compaction(&mut self) {
         let now = clock::now();
         if self.is_over() {
             self.first = now;
@@ -39,17 +39,17 @@ mod tests {
     const SOON: Duration = Duration::from_millis(100);
 
     #[tokio::test(start_paused = true)]
-    async fn lasts_a_second_and_never_for_ever() {
+    async fn the_grace_period_is_bounded() {
         let mut grace = Grace::default();
-        grace.begin();
+        grace.record_compaction();
         sleep(GRACE - SOON).await;
         assert!(!grace.is_over());
         sleep(SOON).await;
         assert!(grace.is_over());
         let mut waited = Duration::ZERO;
-        grace.begin();
+        grace.record_compaction();
         while !grace.is_over() {
-            grace.begin();
+            grace.record_compaction();
             sleep(SOON).await;
             waited += SOON;
         }

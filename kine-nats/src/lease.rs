@@ -20,7 +20,7 @@ pub(crate) struct Lease {
     /// Granted length in seconds.
     pub(crate) ttl: i64,
     /// Time of expiry by this process's clock.
-    pub(crate) ends: Duration,
+    pub(crate) expires: Duration,
     /// Keys that are attached to the lease, in order.
     pub(crate) keys: BTreeSet<Bytes>,
 }
@@ -29,7 +29,7 @@ pub(crate) struct Lease {
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
     leases: BTreeMap<i64, Lease>,
-    ends: BTreeSet<(Duration, i64)>,
+    by_expiry: BTreeSet<(Duration, i64)>,
 }
 
 impl Leases {
@@ -57,46 +57,46 @@ impl Leases {
     }
 
     pub(crate) fn grant(&mut self, id: i64, ttl: i64, now: Duration) {
-        let ends = end(now, ttl);
+        let expires = end(now, ttl);
         if self
             .leases
             .insert(
                 id,
                 Lease {
                     ttl,
-                    ends,
+                    expires,
                     keys: BTreeSet::new(),
                 },
             )
             .is_none()
         {
-            self.ends.insert((ends, id));
+            self.by_expiry.insert((expires, id));
         }
     }
 
     /// Ends a lease; returns it with its attached keys.
     pub(crate) fn revoke(&mut self, id: i64) -> Option<Lease> {
         let lease = self.leases.remove(&id)?;
-        self.ends.remove(&(lease.ends, id));
+        self.by_expiry.remove(&(lease.expires, id));
         Some(lease)
     }
 
     /// Restarts the time of a lease; returns its length. A lease that has expired, but is not
     /// removed yet, stays expired, as with etcd (`lessor.Renew`).
     pub(crate) fn renew(&mut self, id: i64, now: Duration) -> Option<i64> {
-        let lease = self.leases.get_mut(&id).filter(|lease| now < lease.ends)?;
-        self.ends.remove(&(lease.ends, id));
-        lease.ends = end(now, lease.ttl);
-        self.ends.insert((lease.ends, id));
+        let lease = self.leases.get_mut(&id).filter(|lease| now < lease.expires)?;
+        self.by_expiry.remove(&(lease.expires, id));
+        lease.expires = end(now, lease.ttl);
+        self.by_expiry.insert((lease.expires, id));
         Some(lease.ttl)
     }
 
     /// Restarts the time of all leases.
     pub(crate) fn renew_all(&mut self, now: Duration) {
-        self.ends.clear();
+        self.by_expiry.clear();
         for (id, lease) in &mut self.leases {
-            lease.ends = end(now, lease.ttl);
-            self.ends.insert((lease.ends, *id));
+            lease.expires = end(now, lease.ttl);
+            self.by_expiry.insert((lease.expires, *id));
         }
     }
 
@@ -115,9 +115,9 @@ impl Leases {
 
     /// Leases that have expired, at most `limit`.
     pub(crate) fn expired(&self, now: Duration, limit: usize) -> Vec<i64> {
-        self.ends
+        self.by_expiry
             .iter()
-            .take_while(|(ends, _)| *ends <= now)
+            .take_while(|(expires, _)| *expires <= now)
             .take(limit)
             .map(|(_, id)| *id)
             .collect()
@@ -135,7 +135,7 @@ mod tests {
     const S: fn(u64) -> Duration = Duration::from_secs;
 
     #[test]
-    fn ends_when_its_time_is_up_and_not_when_renewed() {
+    fn a_lease_expires_unless_it_is_renewed() {
         let mut leases = Leases::default();
         leases.grant(1, 5, S(0));
         leases.grant(2, 7, S(0));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_hangs_on_one_lease() {
+    fn a_key_is_attached_to_one_lease() {
         let mut leases = Leases::default();
         leases.grant(1, 5, S(0));
         leases.grant(2, 5, S(0));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn short_leases_are_made_two_seconds_long() {
+    fn the_shortest_lease_has_two_seconds() {
         assert_eq!([1, 2, 60].map(Leases::granted_ttl), [2, 2, 60]);
     }
 }

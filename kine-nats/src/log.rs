@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_read_up_to_a_hole() {
+    fn records_are_read_up_to_a_gap() {
         let read = |from, sequences: &[u64]| {
             let records = sequences.iter().map(|sequence| (*sequence, Bytes::new())).collect();
             let read = until_hole(from, records).map_err(|error| error.to_string())?;

@@ -30,7 +30,7 @@ pub(crate) struct Metrics {
     pub(crate) recoveries: Counter,
     pub(crate) snapshots: Counter,
     pub(crate) failed_snapshots: Counter,
-    pub(crate) foreign: Counter,
+    pub(crate) ignored_messages: Counter,
     pub(crate) forwarded: Counter,
     pub(crate) leader_changes: Counter,
     pub(crate) slow_batches: Counter,
@@ -176,7 +176,7 @@ impl Metrics {
             ),
             snapshots: builder.counter("yoke_kine_snapshots", "Snapshots stored"),
             failed_snapshots: builder.counter("yoke_kine_snapshot_failures", "Snapshots that failed"),
-            foreign: builder.counter(
+            ignored_messages: builder.counter(
                 "yoke_kine_foreign_messages",
                 "Ignored messages in the log: copies, and messages of other senders",
             ),

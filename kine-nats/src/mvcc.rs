@@ -65,7 +65,7 @@ pub(crate) struct Mvcc {
     compacted: i64,
     trimmed: i64,
     /// The highest revision whose changes are no longer in the history.
-    gone: i64,
+    dropped: i64,
     bytes: u64,
     /// Pins of readers that read a revision piece by piece.
     pins: Arc<Pins>,
@@ -86,7 +86,7 @@ impl Mvcc {
             visible: revision,
             compacted,
             trimmed: i64::MIN,
-            gone: compacted - 1,
+            dropped: compacted - 1,
             bytes: 0,
             pins: Arc::default(),
         }
@@ -112,7 +112,7 @@ impl Mvcc {
     fn floor(&self) -> i64 {
         self.pins
             .lowest()
-            .map_or(self.compacted, |held| held.min(self.compacted))
+            .map_or(self.compacted, |pinned| pinned.min(self.compacted))
     }
 
     /// Newest revision, stored or in flight.
@@ -274,7 +274,7 @@ impl Mvcc {
     /// Whether the history has every change from a revision on. It may reach further back than
     /// reads may.
     pub(crate) fn remembers(&self, from: i64) -> bool {
-        from > self.gone
+        from > self.dropped
     }
 
     /// Makes `revision` the lowest that can be read. [`Mvcc::trim`] frees the space.
@@ -295,7 +295,7 @@ impl Mvcc {
                 break;
             }
             let kv = change.kv.clone();
-            self.gone = change.revision;
+            self.dropped = change.revision;
             self.history.pop_front();
             self.trim_key(key_of(&kv), floor);
         }

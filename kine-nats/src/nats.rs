@@ -118,8 +118,8 @@ fn reconnect_delay(attempts: usize) -> Duration {
 /// Connects, and waits without a timeout for the first response. The returned `Notify` signals each
 /// new connection.
 pub(crate) async fn connect(args: &NatsArgs) -> anyhow::Result<(Client, Arc<Notify>)> {
-    let made = Arc::new(Notify::new());
-    let notify = Arc::clone(&made);
+    let connected = Arc::new(Notify::new());
+    let notify = Arc::clone(&connected);
     let mut options = ConnectOptions::new()
         .name("kine-nats")
         .custom_inbox_prefix(args.stream.inbox())
@@ -154,13 +154,13 @@ pub(crate) async fn connect(args: &NatsArgs) -> anyhow::Result<(Client, Arc<Noti
         sleep(Duration::from_millis(2)).await;
     }
     check(&client)?;
-    Ok((client, made))
+    Ok((client, connected))
 }
 
 /// Returns an error when a server of a later connection does not fit the requirements.
-pub(crate) async fn until_unfit(client: &Client, made: &Notify) -> anyhow::Error {
+pub(crate) async fn until_unfit(client: &Client, connected: &Notify) -> anyhow::Error {
     loop {
-        made.notified().await;
+        connected.notified().await;
         // A flush completes only after the server has sent its info.
         let _ = client.flush().await;
         if let Err(error) = check(client) {
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_stream_names() {
+    fn stream_names_are_parsed() {
         let name: StreamName = "KINE_ab12-c".parse().unwrap();
         assert_eq!(
             (name.log(), name.snapshots()),

@@ -11,20 +11,20 @@ pub(crate) const DEFAULT_QUOTA: u64 = 512 << 20;
 /// Bytes of keys and history above which puts are rejected.
 #[derive(Debug)]
 pub(crate) struct Quota {
-    given: Option<u64>,
+    configured: Option<u64>,
     bytes: AtomicU64,
 }
 
 impl Quota {
     /// Uses the configured quota, or derives one from the log's limit.
-    pub(crate) fn new(given: Option<u64>, limit: Option<u64>) -> Self {
-        let bytes = AtomicU64::new(given.unwrap_or_else(|| derive(limit)));
-        Self { given, bytes }
+    pub(crate) fn new(configured: Option<u64>, limit: Option<u64>) -> Self {
+        let bytes = AtomicU64::new(configured.unwrap_or_else(|| derive(limit)));
+        Self { configured, bytes }
     }
 
     /// Applies the current limit of the log.
     pub(crate) fn follow(&self, limit: Option<u64>) {
-        if self.given.is_some() {
+        if self.configured.is_some() {
             return;
         }
         let bytes = derive(limit);
@@ -57,7 +57,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn follows_the_limit_of_the_log_unless_one_was_given() {
+    fn the_quota_follows_the_limit_of_the_log_unless_configured() {
         for (limit, quota) in [
             (Some(576 * MIB), 256 * MIB),
             (Some(96 * MIB), 24 * MIB),
@@ -67,9 +67,9 @@ mod tests {
             let later = Quota::new(None, Some(MIB));
             later.follow(limit);
             assert_eq!(later.bytes(), quota, "{limit:?}");
-            let given = Quota::new(Some(7), limit);
-            given.follow(Some(MIB));
-            assert_eq!(given.bytes(), 7);
+            let configured = Quota::new(Some(7), limit);
+            configured.follow(Some(MIB));
+            assert_eq!(configured.bytes(), 7);
         }
     }
 }

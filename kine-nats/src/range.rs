@@ -12,7 +12,7 @@ use bytes::Bytes;
 use std::borrow::Borrow;
 
 /// Most keys that a Range reads in one piece; kube-apiserver requests no more at a time.
-const WHOLE: i64 = 10_000;
+const PIECE_MAX: i64 = 10_000;
 
 /// Checks that a requested revision can be read while the store is at `current`.
 pub(crate) fn check_revision(requested: i64, current: i64, compacted: i64) -> Result<(), RpcError> {
@@ -55,7 +55,7 @@ fn is_cut(request: &RangeRequest) -> bool {
 
 /// Whether a request may visit so many keys that the store must not stay locked meanwhile.
 pub(crate) fn is_long(request: &RangeRequest) -> bool {
-    let bounded = (1..=WHOLE).contains(&request.limit) && is_cut(request);
+    let bounded = (1..=PIECE_MAX).contains(&request.limit) && is_cut(request);
     !(request.range_end.is_empty() || request.count_only || bounded)
 }
 
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_as_etcd_does() {
+    fn ranges_are_answered_like_etcd() {
         let descend = SortOrder::Descend as i32;
         for (name, request, expected) in [
             ("all", all(), ("abc", false, 3)),
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn checks_revisions() {
+    fn revisions_are_checked() {
         assert_eq!(check_revision(0, 5, 3), Ok(()));
         assert_eq!(check_revision(3, 5, 3), Ok(()));
         assert_eq!(check_revision(2, 5, 3), Err(RpcError::Compacted));

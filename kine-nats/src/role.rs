@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_life_of_a_process_is_another_writer_and_the_same_member() {
+    fn a_restarted_process_is_another_writer_and_the_same_member() {
         for random in [0, 7, 0xffff, 0x1_0000, u64::MAX] {
             let member = member(random);
             assert!(member > CYCLES, "{member:x}");

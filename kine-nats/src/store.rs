@@ -62,7 +62,7 @@ struct WriterLease {
     /// Time until which this process holds the lease as the writer.
     until: AtomicU64,
     /// Whether this process has given up the lease.
-    ended: AtomicBool,
+    given_up: AtomicBool,
     /// Time until which the writer, in this process or another, is known to hold the lease.
     leader_until: AtomicU64,
 }
@@ -242,7 +242,7 @@ impl Store {
         self.record_epoch(fencing);
         self.set_written(fencing.sequence, self.revision());
         self.lease.until.store(0, Ordering::Release);
-        self.lease.ended.store(false, Ordering::Release);
+        self.lease.given_up.store(false, Ordering::Release);
         self.extend_lease(lease_until);
         let epoch = fencing.epoch;
         self.role.send_replace(Role::Writer { epoch, queue });
@@ -311,7 +311,7 @@ impl Store {
     /// Extends the lease, and never shortens it. A lease that was given up stays so. Only the
     /// writer calls this and [`Store::end_lease`].
     pub(crate) fn extend_lease(&self, until: Duration) {
-        if self.lease.ended.load(Ordering::Acquire) {
+        if self.lease.given_up.load(Ordering::Acquire) {
             return;
         }
         self.lease.until.fetch_max(nanoseconds(until), Ordering::AcqRel);
@@ -321,7 +321,7 @@ impl Store {
 
     /// Gives up the lease for good.
     pub(crate) fn end_lease(&self) {
-        self.lease.ended.store(true, Ordering::Release);
+        self.lease.given_up.store(true, Ordering::Release);
         self.lease.until.store(0, Ordering::Release);
         // Another writer is to follow. A short time without one does not count as the loss of the
         // leader.
@@ -331,7 +331,7 @@ impl Store {
     }
 
     /// Whether the lease guarantees that no other process has written.
-    pub(crate) fn lease_holds(&self) -> bool {
+    pub(crate) fn has_valid_lease(&self) -> bool {
         nanoseconds(clock::now()) < self.lease.until.load(Ordering::Acquire)
     }
 
@@ -385,20 +385,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_ended_lease_stays_ended() {
+    async fn a_given_up_lease_is_not_renewed() {
         let store = store();
         store.extend_lease(clock::now() + Duration::from_secs(1));
-        assert!(store.lease_holds());
+        assert!(store.has_valid_lease());
         store.end_lease();
         store.extend_lease(clock::now() + Duration::from_secs(1));
-        assert!(!store.lease_holds());
+        assert!(!store.has_valid_lease());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_for_the_lease_hears_of_the_end() {
+    async fn a_wait_for_the_lease_ends_with_the_writer() {
         let store = Arc::new(store());
         store.become_writer(&FencingState::default(), mpsc::channel(1).0, Duration::ZERO);
-        let begun = Instant::now();
+        let start = Instant::now();
         let waiting = tokio::spawn({
             let store = Arc::clone(&store);
             async move { store.linearize().await }
@@ -406,7 +406,7 @@ mod tests {
         tokio::task::yield_now().await;
         store.stop();
         assert_eq!(waiting.await.unwrap(), Err(RpcError::Stopped));
-        assert_eq!(begun.elapsed(), Duration::ZERO);
+        assert_eq!(start.elapsed(), Duration::ZERO);
     }
 
     /// Another process that never receives a request.
@@ -418,7 +418,7 @@ mod tests {
             1 << 16
         }
 
-        fn ask<'a>(&'a self, _: u64, _: u64, _: &'a Command) -> BoxFuture<'a, Result<PeerAnswer, PeerError>> {
+        fn request<'a>(&'a self, _: u64, _: u64, _: &'a Command) -> BoxFuture<'a, Result<PeerAnswer, PeerError>> {
             Box::pin(std::future::pending())
         }
 
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn with_followers_a_read_waits_for_the_writes_under_way_that_they_may_show() {
+    async fn with_followers_a_read_waits_for_writes_in_flight() {
         let state = State::new(Mvcc::new());
         let store = Store::new(state, Quota::new(None, None), Metrics::new(), Some(Arc::new(Silent)));
         store.become_writer(

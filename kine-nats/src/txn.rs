@@ -118,8 +118,8 @@ impl Step<'_, '_> {
     }
 
     fn check_key(&self, request: &pb::PutRequest) -> Result<(), RpcError> {
-        let keeps = request.ignore_value || request.ignore_lease;
-        if keeps && self.evaluation.state.mvcc.latest(&request.key).is_none() {
+        let needs_existing = request.ignore_value || request.ignore_lease;
+        if needs_existing && self.evaluation.state.mvcc.latest(&request.key).is_none() {
             return Err(RpcError::KeyNotFound);
         }
         Ok(())
@@ -135,16 +135,16 @@ impl Step<'_, '_> {
     fn put(&mut self, request: &pb::PutRequest) -> pb::PutResponse {
         self.write_revision();
         let Evaluation { state, operations, .. } = &mut *self.evaluation;
-        let kept = if request.ignore_value || request.ignore_lease {
+        let existing = if request.ignore_value || request.ignore_lease {
             state.mvcc.latest(&request.key).cloned()
         } else {
             None
         };
-        let kept = kept.as_ref();
-        let value = kept
+        let existing = existing.as_ref();
+        let value = existing
             .filter(|_| request.ignore_value)
             .map_or(request.value.as_ref(), Item::value);
-        let lease = kept
+        let lease = existing
             .filter(|_| request.ignore_lease)
             .map_or(request.lease, |item| item.lease);
         let (item, previous) = state.put(&request.key, value, lease);
@@ -184,7 +184,7 @@ impl Step<'_, '_> {
     }
 
     fn compare<'r>(&self, request: &'r pb::TxnRequest) -> Path<'r> {
-        let succeeded = request.compare.iter().all(|compare| self.holds(compare));
+        let succeeded = request.compare.iter().all(|compare| self.matches(compare));
         let list = if succeeded { &request.success } else { &request.failure };
         let steps = list
             .iter()
@@ -197,18 +197,18 @@ impl Step<'_, '_> {
         Path { succeeded, steps }
     }
 
-    fn holds(&self, compare: &pb::Compare) -> bool {
+    fn matches(&self, compare: &pb::Compare) -> bool {
         let mvcc = &self.evaluation.state.mvcc;
         let (mut any, mut all) = (false, true);
         mvcc.visit(&compare.key, &compare.range_end, mvcc.head(), |item| {
             any = true;
-            all = item_holds(compare, Some(item));
+            all = item_matches(compare, Some(item));
             all
         });
         if any {
             all
         } else {
-            compare.target != CompareTarget::Value as i32 && item_holds(compare, None)
+            compare.target != CompareTarget::Value as i32 && item_matches(compare, None)
         }
     }
 
@@ -282,14 +282,14 @@ impl Step<'_, '_> {
     }
 }
 
-fn item_holds(compare: &pb::Compare, item: Option<&Item>) -> bool {
+fn item_matches(compare: &pb::Compare, item: Option<&Item>) -> bool {
     let (target, union) = (CompareTarget::try_from(compare.target), compare.target_union.as_ref());
     if target == Ok(CompareTarget::Value) {
         let wanted = match union {
             Some(TargetUnion::Value(wanted)) => wanted.as_ref(),
             _ => &[],
         };
-        return result_holds(compare, item.map(Item::value).unwrap_or_default().cmp(wanted));
+        return result_matches(compare, item.map(Item::value).unwrap_or_default().cmp(wanted));
     }
     let number = item.map_or(0, |item| match target {
         Ok(CompareTarget::Version) => item.version,
@@ -306,10 +306,10 @@ fn item_holds(compare: &pb::Compare, item: Option<&Item>) -> bool {
         | (Ok(CompareTarget::Lease), Some(TargetUnion::Lease(wanted))) => *wanted,
         _ => 0,
     };
-    result_holds(compare, number.cmp(&wanted))
+    result_matches(compare, number.cmp(&wanted))
 }
 
-fn result_holds(compare: &pb::Compare, order: Ordering) -> bool {
+fn result_matches(compare: &pb::Compare, order: Ordering) -> bool {
     match CompareResult::try_from(compare.result) {
         Ok(CompareResult::Equal) => order.is_eq(),
         Ok(CompareResult::NotEqual) => order.is_ne(),

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn transactions() {
+    fn transactions_are_validated() {
         let duplicate = Err(RpcError::DuplicateKey);
         for (name, request, expected) in [
             ("empty", txn(vec![], vec![]), Ok(())),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn single_requests() {
+    fn single_requests_are_validated() {
         let put = PutRequest {
             key: "a".into(),
             ..PutRequest::default()

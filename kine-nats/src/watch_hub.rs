@@ -229,7 +229,7 @@ mod tests {
     use crate::mvcc::Item;
 
     #[test]
-    fn marks_what_matches_and_nothing_else() {
+    fn only_matching_watches_are_marked() {
         let hub = WatchHub::new(1);
         let watch = |start: &'static str, end: &'static str| {
             let cursor = Arc::new(WatchCursor::new(Arc::new(Notify::new())));
@@ -250,13 +250,16 @@ mod tests {
             kv: Item::put(key.as_bytes(), b"", 2, 2, 1, 0).kv,
             previous: None,
         };
-        let seen = |changes: &[Change]| {
+        let marks_after = |changes: &[Change]| {
             hub.commit(changes.iter(), changes.last().unwrap().revision);
             watches.each_ref().map(|(_, cursor)| cursor.take())
         };
-        assert_eq!(seen(&[change("/a/x", 2)]), [2, 2, 2, 0, 2, 0]);
-        assert_eq!(seen(&[change("/a/xx", 3), change("/a/z", 4)]), [0, 3, 3, 0, 3, 4]);
-        assert_eq!(seen(&[change("/b/", 5)]), [0, 0, 5, 5, 0, 5]);
+        assert_eq!(marks_after(&[change("/a/x", 2)]), [2, 2, 2, 0, 2, 0]);
+        assert_eq!(
+            marks_after(&[change("/a/xx", 3), change("/a/z", 4)]),
+            [0, 3, 3, 0, 3, 4]
+        );
+        assert_eq!(marks_after(&[change("/b/", 5)]), [0, 0, 5, 5, 0, 5]);
         watches[2].1.set(5);
         assert_eq!(hub.watches(), (6, 1));
         watches[2].1.take();
@@ -265,6 +268,6 @@ mod tests {
             .iter()
             .for_each(|(registration, _)| hub.unregister(registration));
         assert_eq!(hub.watches(), (0, 0));
-        assert_eq!(seen(&[change("/a/x", 6)]), [0; 6]);
+        assert_eq!(marks_after(&[change("/a/x", 6)]), [0; 6]);
     }
 }

@@ -12,13 +12,13 @@ fn run(program: &str, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn what_it_starts_has_the_timer_slack() {
+fn a_started_process_has_the_timer_slack() {
     assert_eq!(run(LAUNCH, &SHOW).stdout, b"50000000\n");
     assert_eq!(run("cat", &SHOW[2..]).stdout, b"50000\n", "the default");
 }
 
 #[test]
-fn it_installs_itself_over_what_runs() {
+fn the_launcher_installs_over_a_running_copy() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("yoke-launch");
     let installed = file.to_str().unwrap();
@@ -31,14 +31,14 @@ fn it_installs_itself_over_what_runs() {
 
 /// An image of Kubernetes contains nothing but its program.
 #[test]
-fn it_needs_no_library() {
+fn the_launcher_needs_no_shared_library() {
     let output = run("ldd", &[LAUNCH]);
     let text = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     assert!(text.contains("statically linked"), "{text}");
 }
 
 #[test]
-fn what_it_does_not_understand_is_refused() {
+fn unknown_arguments_are_rejected() {
     let beside = |store: &'static str, server: &'static str| -> [&str; 10] {
         [
             "--writer", store, "--after", server, "--name", "n", "--ca", "ca", "50", "cat",

@@ -30,7 +30,7 @@ use crate::config::Config;
 use crate::host_api::Host;
 use crate::host_api::cache::{self, CacheMetrics, Named, Triggered};
 use crate::host_nodes::{drain, loss};
-use crate::leader_election::{Election, Held, LEASE, LeaderMetrics, Terms};
+use crate::leader_election::{Election, LEASE, LeaderMetrics, Leadership, Terms};
 use crate::nats::Nats;
 use crate::{cluster, join_token, node_reaper, tenant};
 
@@ -94,7 +94,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
         return Ok(());
     }
     leader_metrics.acts();
-    let (held, lease) = (election.held(), election.clone());
+    let (leadership, lease) = (election.leadership(), election.clone());
     supervisor.spawn_background("leader", hold(election));
     let (synced, connected) = (readiness.check("watches"), readiness.check("nats"));
     let ca = config.nats.secret_dir.join("ca.crt");
@@ -134,7 +134,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
             tasks.due,
             triggered,
             synced,
-            held,
+            leadership,
             drain,
         ),
     );
@@ -164,7 +164,7 @@ async fn run_controllers(
     due: BoxStream<'static, ObjectRef<Cluster>>,
     triggered: Triggered,
     synced: Check,
-    held: Held,
+    leadership: Leadership,
     drain: Drain,
 ) -> Result<(), cache::SyncError> {
     let Contexts {
@@ -193,9 +193,9 @@ async fn run_controllers(
     cluster.notices.check(&host);
     let notices = drain::run(host, Arc::clone(&cluster.notices), requeues, drain.clone());
     let triggers = stream::select_all([triggered.clusters, requeued.boxed(), due]).boxed();
-    let clusters = run_clusters(cluster, triggers, held.clone(), drain.clone());
-    let join_tokens = run_join_tokens(join_token, triggered.join_tokens, held.clone(), drain.clone());
-    let tenants = run_tenants(tenant, triggered.tenants, held, drain);
+    let clusters = run_clusters(cluster, triggers, leadership.clone(), drain.clone());
+    let join_tokens = run_join_tokens(join_token, triggered.join_tokens, leadership.clone(), drain.clone());
+    let tenants = run_tenants(tenant, triggered.tenants, leadership, drain);
     let (_, (), (), (), (), (), ()) =
         tokio::join!(orphans, endpoint_guard, losses, notices, clusters, join_tokens, tenants);
     Ok(())
@@ -204,7 +204,7 @@ async fn run_controllers(
 async fn run_clusters(
     context: Arc<cluster::context::Context>,
     triggers: BoxStream<'static, ObjectRef<Cluster>>,
-    held: Held,
+    leadership: Leadership,
     drain: Drain,
 ) {
     // NATS may have recovered without the streams that were seen there.
@@ -228,7 +228,7 @@ async fn run_clusters(
         .reconcile_all_on(reconnected)
         .graceful_shutdown_on(drain_started(drain.clone()))
         .run(
-            move |named, context| held.run_while_held(&drain, cluster::reconcile(to_key(&named), context)),
+            move |named, context| leadership.run_while_held(&drain, cluster::reconcile(to_key(&named), context)),
             move |named, error, context| cluster::on_error(&to_key(&named), error, &context),
             context,
         )
@@ -239,7 +239,7 @@ async fn run_clusters(
 async fn run_tenants(
     context: Arc<tenant::Context>,
     triggers: BoxStream<'static, ObjectRef<Tenant>>,
-    held: Held,
+    leadership: Leadership,
     drain: Drain,
 ) {
     Controller::for_shared_stream(stream::pending::<Arc<Tenant>>(), context.host.caches.tenants.clone())
@@ -247,7 +247,7 @@ async fn run_tenants(
         .reconcile_on(triggers)
         .graceful_shutdown_on(drain_started(drain.clone()))
         .run(
-            move |tenant, context| held.run_while_held(&drain, tenant::reconcile(tenant, context)),
+            move |tenant, context| leadership.run_while_held(&drain, tenant::reconcile(tenant, context)),
             tenant::on_error,
             context,
         )
@@ -258,7 +258,7 @@ async fn run_tenants(
 async fn run_join_tokens(
     context: Arc<join_token::Context>,
     triggers: BoxStream<'static, ObjectRef<JoinToken>>,
-    held: Held,
+    leadership: Leadership,
     drain: Drain,
 ) {
     Controller::for_shared_stream(
@@ -269,7 +269,7 @@ async fn run_join_tokens(
     .reconcile_on(triggers)
     .graceful_shutdown_on(drain_started(drain.clone()))
     .run(
-        move |token, context| held.run_while_held(&drain, join_token::reconcile(token, context)),
+        move |token, context| leadership.run_while_held(&drain, join_token::reconcile(token, context)),
         join_token::on_error,
         context,
     )

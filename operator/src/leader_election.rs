@@ -4,11 +4,11 @@
 //! ```text
 //!           ┌─ not renewed for TERM, released, or without a holder ─▶ write ─▶ win() returns ─▶ hold(): renewed every RENEW
 //!  Lease ───┤                                                                                  └─ held by another ─▶ exit
-//!           └─ held by another ─▶ read again after LOOK
+//!           └─ held by another ─▶ read again after POLL
 //! ```
 //!
 //! Guarantees: the API server compares a write of the Lease with the version that was read, so only
-//! one of several candidates gets it. Work that waits for [`Held::wait`] does not start if the last
+//! one of several candidates gets it. Work that waits for [`Leadership::wait`] does not start if the last
 //! renewal is older than the term after which others take the Lease.
 //!
 //! Caveats: work in progress continues until the process notices that another operator holds the
@@ -32,7 +32,7 @@ use tokio::time::{Instant, sleep, timeout};
 use yoke_runtime::clock::since_boot;
 use yoke_runtime::{Check, Drain};
 
-use crate::leader_election::plan::{Holder, Seen, plan_holder, plan_lease, plan_release};
+use crate::leader_election::plan::{Holder, LeaseObservation, plan_holder, plan_lease, plan_release};
 
 /// Name of the Lease, in the operator's own namespace.
 pub const LEASE: &str = "yoke-operator";
@@ -92,7 +92,7 @@ pub struct Election {
     terms: Terms,
     /// The Lease as this candidate wrote it last, as long as no other has written it.
     written: Option<Lease>,
-    seen: Seen,
+    observation: LeaseObservation,
     /// When the last successful write started, as the time since the node booted.
     renewed: watch::Sender<Option<Duration>>,
     /// Whether the last attempt failed. Reported through `check`.
@@ -102,18 +102,18 @@ pub struct Election {
 
 /// Tells whether this operator holds the Lease.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub struct Leadership {
     renewed: watch::Receiver<Option<Duration>>,
     term: Duration,
 }
 
-impl Held {
+impl Leadership {
     /// Waits while another operator may hold the Lease: until the next renewal, or the end of the
     /// process.
     pub async fn wait(&self) {
-        let is_held = |renewed: &Option<Duration>| self.is_within_term(*renewed);
+        let is_leader = |renewed: &Option<Duration>| self.is_within_term(*renewed);
         // An error means that the process ends.
-        let _ = self.renewed.clone().wait_for(is_held).await;
+        let _ = self.renewed.clone().wait_for(is_leader).await;
     }
 
     /// Runs a reconciliation while the Lease is held. If the process ends first and another
@@ -126,10 +126,10 @@ impl Held {
     where
         F: Future<Output = Result<Action, E>>,
     {
-        let (held, drain) = (self.clone(), drain.clone());
+        let (leadership, drain) = (self.clone(), drain.clone());
         async move {
-            let is_held = drain.until_started(held.wait()).await;
-            if is_held.is_none() && !held.is_within_term(*held.renewed.borrow()) {
+            let is_leader = drain.until_started(leadership.wait()).await;
+            if is_leader.is_none() && !leadership.is_within_term(*leadership.renewed.borrow()) {
                 return Ok(Action::await_change());
             }
             reconciliation.await
@@ -151,7 +151,7 @@ impl Election {
             identity,
             terms,
             written: None,
-            seen: Seen::default(),
+            observation: LeaseObservation::default(),
             renewed: watch::Sender::new(None),
             fails: false,
             check,
@@ -159,8 +159,8 @@ impl Election {
     }
 
     /// Returns a handle that tells whether the Lease is held.
-    pub fn held(&self) -> Held {
-        Held {
+    pub fn leadership(&self) -> Leadership {
+        Leadership {
             renewed: self.renewed.subscribe(),
             term: self.terms.term,
         }
@@ -232,7 +232,7 @@ impl Election {
                 Some(holder)
             }
             Err(error) => {
-                self.seen.record_failed_read();
+                self.observation.record_failed_read();
                 let error = crate::chain(&error);
                 // Logged once, not on each attempt.
                 if !std::mem::replace(&mut self.fails, true) {
@@ -254,7 +254,7 @@ impl Election {
                 Some(written) => Some(written),
                 None => limit(self.leases.get_opt(LEASE)).await?,
             };
-            let unchanged = self.seen.observe(found.as_ref(), start.into_std());
+            let unchanged = self.observation.observe(found.as_ref(), start.into_std());
             match plan_holder(found.as_ref(), &self.identity, unchanged) {
                 Holder::This if self.write(found).await? => {
                     self.renewed.send_replace(Some(uptime));
@@ -336,13 +336,13 @@ mod tests {
             ("after the term", now.checked_sub(term), idle.clone()),
             ("never held", None, idle),
         ] {
-            let held = Held {
+            let leadership = Leadership {
                 renewed: watch::Sender::new(renewed).subscribe(),
                 term,
             };
             let (trigger, drain) = DrainTrigger::new();
             trigger.start();
-            let result = held.run_while_held(&drain, async { Ok::<_, Infallible>(done.clone()) });
+            let result = leadership.run_while_held(&drain, async { Ok::<_, Infallible>(done.clone()) });
             assert_eq!(result.await, Ok(expected), "{rule}");
         }
     }

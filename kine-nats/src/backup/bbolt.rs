@@ -147,12 +147,14 @@ impl File {
     fn head(&self) -> Vec<u8> {
         let mut out = [self.meta(0), self.meta(1)].concat();
         out.extend(page(FREE_LIST_PAGE, FREE_LIST, 0, 1));
-        let places = self
+        let bucket_values = self
             .trees
             .iter()
-            .map(|tree| (tree.bucket.name.as_bytes(), tree.place()));
-        let places: Vec<_> = places.collect();
-        let entries = places.iter().map(|(name, place)| (*name, place.as_slice()));
+            .map(|tree| (tree.bucket.name.as_bytes(), tree.bucket_value()));
+        let bucket_values: Vec<_> = bucket_values.collect();
+        let entries = bucket_values
+            .iter()
+            .map(|(name, bucket_value)| (*name, bucket_value.as_slice()));
         out.extend(leaf(ROOT_PAGE, 1, IS_BUCKET, entries.collect()));
         out
     }
@@ -192,7 +194,7 @@ impl Tree {
 
     /// The value of the bucket in the root bucket: its root page, and a counter that etcd does not
     /// use.
-    fn place(&self) -> Vec<u8> {
+    fn bucket_value(&self) -> Vec<u8> {
         let top = self.levels.last().and_then(|level| level.first());
         let page = top.map_or(0, |node| node.page);
         [page.to_le_bytes(), [0; 8]].concat()

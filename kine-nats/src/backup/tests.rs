@@ -26,7 +26,7 @@ fn text(parts: BackupContent) -> Vec<String> {
 }
 
 #[test]
-fn holds_versions_leases_and_who_served_them() {
+fn a_backup_contains_versions_leases_and_its_source() {
     let parts = BackupContent {
         base: vec![
             version(4, Item::put(b"b", b"2", 3, 4, 2, 0)),
@@ -58,7 +58,7 @@ fn holds_versions_leases_and_who_served_them() {
     assert_eq!(firsts, [place(2, 0), place(2, 1), place(4, 0), place(6, 0), tombstone]);
     assert!(
         keys[4].ends_with(r" \n\x01a"),
-        "of what is gone the key alone: {}",
+        "a tombstone has only its key: {}",
         keys[4]
     );
     assert!(keys[3].ends_with(r" \n\x01b\x10\x03\x18\x06 \x03*\x013"), "{}", keys[3]);
@@ -81,14 +81,14 @@ fn holds_versions_leases_and_who_served_them() {
 }
 
 #[test]
-fn a_store_that_was_never_compacted_says_nothing_of_it() {
-    for (compacted, said) in [(-1, 0), (0, 2)] {
+fn a_backup_of_an_uncompacted_store_has_no_compact_revision() {
+    for (compacted, expected) in [(-1, 0), (0, 2)] {
         let lines = text(BackupContent {
             compacted,
             ..BackupContent::default()
         });
         let found = lines.iter().filter(|line| line.contains("Compact")).count();
-        assert_eq!(found, said, "{compacted}: {lines:?}");
+        assert_eq!(found, expected, "{compacted}: {lines:?}");
     }
     // Four pages of the file itself, and one for each of the ten buckets.
     assert_eq!(File::new(buckets(BackupContent::default())).size(), 14 * 4096);

@@ -52,7 +52,7 @@ impl Node {
             needs_leader,
         };
         tokio::spawn(sending.run(file, permit));
-        Ok(whole(receiver))
+        Ok(require_last(receiver))
     }
 }
 
@@ -72,7 +72,7 @@ struct Sending {
 #[derive(Debug, thiserror::Error)]
 enum Unsent {
     #[error("the client disconnected")]
-    Gone,
+    Disconnected,
     #[error("the client accepts no data")]
     Stalled,
     #[error("the backup takes too long")]
@@ -132,13 +132,13 @@ impl Sending {
             version: STORAGE_VERSION.to_owned(),
         };
         let sent = timeout(STALLED, self.answers.send(Ok(answer))).await;
-        sent.map_err(|_| Unsent::Stalled)?.map_err(|_| Unsent::Gone)
+        sent.map_err(|_| Unsent::Stalled)?.map_err(|_| Unsent::Disconnected)
     }
 }
 
 /// The responses, followed by an error if the last response is missing: the client must not take a
 /// part for the complete backup.
-fn whole(receiver: mpsc::Receiver<Answer>) -> Pieces {
+fn require_last(receiver: mpsc::Receiver<Answer>) -> Pieces {
     let next = |(mut receiver, done): (mpsc::Receiver<Answer>, bool)| async move {
         if done {
             return None;

@@ -31,7 +31,7 @@ impl Clients {
     }
 
     /// Waits until no client is connected.
-    pub(crate) async fn gone(&self) {
+    pub(crate) async fn all_disconnected(&self) {
         // `self` holds the sender, so this wait cannot fail.
         let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
     }

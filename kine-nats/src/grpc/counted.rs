@@ -44,7 +44,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let call = self.calls.begin(request.uri().path());
+        let call = self.calls.start(request.uri().path());
         let answer = self.service.call(request);
         Answer { answer, call }
     }
@@ -66,8 +66,8 @@ impl<F: Future<Output = Result<Response<Body>, Infallible>> + Unpin> Future for 
         };
         // An error is in the headers.
         match code(answer.headers()) {
-            Some(code) => call.ends_with(code),
-            None if call.is_unary() => call.ends_with(Code::Ok),
+            Some(code) => call.set_code(code),
+            None if call.is_unary() => call.set_code(Code::Ok),
             None => return Poll::Ready(Ok(answer.map(|body| Body::new(CountedStream { body, call })))),
         }
         Poll::Ready(Ok(answer))
@@ -89,7 +89,7 @@ impl hyper::body::Body for CountedStream {
         if let Some(Ok(frame)) = &frame
             && let Some(code) = frame.trailers_ref().and_then(code)
         {
-            self.call.ends_with(code);
+            self.call.set_code(code);
         }
         Poll::Ready(frame)
     }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_call_ends_with_its_code() {
+    async fn a_call_is_counted_with_its_code() {
         let (put, watch) = ("/etcdserverpb.KV/Put", "/etcdserverpb.Watch/Watch");
         let unavailable = Some(Code::Unavailable);
         for (path, headers, trailers, read, code) in [
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_does_not_wait_has_cancelled() {
+    async fn a_dropped_call_counts_as_cancelled() {
         let metrics = Metrics::new();
         let mut service = CountedService::new(Fixed(HeaderMap::new(), None), Arc::clone(&metrics.calls));
         let request = Request::builder().uri("/etcdserverpb.KV/Put");

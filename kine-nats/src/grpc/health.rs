@@ -98,16 +98,16 @@ mod tests {
         ))
     }
 
-    fn ask(service: &str) -> Request<HealthCheckRequest> {
+    fn check_request(service: &str) -> Request<HealthCheckRequest> {
         let service = service.to_owned();
         Request::new(HealthCheckRequest { service })
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_watch_hears_of_the_writer_and_of_its_end() {
+    async fn a_watch_reports_the_writer_and_its_end() {
         let (stores, receiver) = channel::channel(None);
         let node = Node::new(receiver, Duration::from_secs(1), Vec::new());
-        let mut watch = node.watch(ask("")).await.unwrap().into_inner();
+        let mut watch = node.watch(check_request("")).await.unwrap().into_inner();
         let mut next = async || watch.next().await.map(|answer| answer.unwrap().status());
         assert_eq!(next().await, Some(ServingStatus::NotServing));
         let store = store();
@@ -123,9 +123,9 @@ mod tests {
     async fn other_services_are_unknown() {
         let (_stores, receiver) = channel::channel(None);
         let node = Node::new(receiver, Duration::from_secs(1), Vec::new());
-        let error = node.check(ask("etcdserverpb.KV")).await.unwrap_err();
+        let error = node.check(check_request("etcdserverpb.KV")).await.unwrap_err();
         assert_eq!(error.code(), tonic::Code::NotFound);
-        let mut watch = node.watch(ask("etcdserverpb.KV")).await.unwrap().into_inner();
+        let mut watch = node.watch(check_request("etcdserverpb.KV")).await.unwrap().into_inner();
         let answer = watch.next().await.unwrap().unwrap();
         assert_eq!(answer.status(), ServingStatus::ServiceUnknown);
     }

@@ -20,7 +20,7 @@ impl Kv for Node {
         let request = request.into_inner();
         validate::check_range(&request)?;
         if range::is_long(&request) {
-            return Ok(Response::new(pages::whole(&store, &request).await?));
+            return Ok(Response::new(pages::read_complete(&store, &request).await?));
         }
         let read = |state: &State| {
             let visible = state.mvcc.visible();
@@ -39,7 +39,7 @@ impl Kv for Node {
     async fn range_stream(&self, request: Request<pb::RangeRequest>) -> Result<Response<Pages>, Status> {
         let needs_leader = needs_leader(request.metadata());
         let store = self.store(request.metadata()).await?;
-        let answers = pages::begin(store, &request.into_inner(), needs_leader).await?;
+        let answers = pages::open(store, &request.into_inner(), needs_leader).await?;
         Ok(Response::new(answers))
     }
 

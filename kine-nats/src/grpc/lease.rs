@@ -99,8 +99,8 @@ async fn keep_alive(
                 Some(Err(_)) => return,
             },
             Some(answer) = renewals.next() => {
-                let ended = answer.is_err();
-                if answers.send(answer).await.is_err() || ended {
+                let failed = answer.is_err();
+                if answers.send(answer).await.is_err() || failed {
                     return;
                 }
             },
@@ -124,7 +124,7 @@ mod tests {
     use tokio::time::{Instant, timeout};
 
     #[tokio::test(start_paused = true)]
-    async fn renewals_end_without_a_leader_for_who_needs_one() {
+    async fn renewals_that_require_a_leader_end_without_one() {
         let state = State::new(Mvcc::new());
         let store = Arc::new(Store::new(state, Quota::new(None, None), Metrics::new(), None));
         store.extend_lease(clock::now() + Duration::from_secs(2));
@@ -137,13 +137,13 @@ mod tests {
             receiver
         };
         let (mut led, mut other) = (open(true), open(false));
-        let begun = Instant::now();
+        let start = Instant::now();
         let ended = led.recv().await.unwrap().unwrap_err();
         assert_eq!(
             (ended.code(), ended.message()),
             (tonic::Code::Unavailable, "etcdserver: no leader")
         );
-        assert!(begun.elapsed() >= Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert!(start.elapsed() >= Duration::from_secs(5), "{:?}", start.elapsed());
         assert!(led.recv().await.is_none());
         assert!(timeout(Duration::from_secs(60), other.recv()).await.is_err());
         store.stop();

@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_addresses() {
+    fn addresses_are_parsed() {
         assert_eq!(
             "unix:///run/kine.sock".parse(),
             Ok(Listen::Unix("/run/kine.sock".into()))
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_is_replaced_when_nobody_serves_it() {
+    async fn an_unused_socket_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let Bound::Unix(listener, first) = open(&path).await.unwrap() else {
@@ -250,8 +250,8 @@ mod tests {
             std::fs::write(&probe, "").unwrap();
             identify(&probe).unwrap()
         };
-        let begun = touch();
-        while touch() == begun {}
+        let start = touch();
+        while touch() == start {}
         let second = open(&path).await.unwrap();
         drop(first);
         assert!(UnixStream::connect(&path).await.is_ok(), "the second one is there");
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_that_is_no_socket_is_left_alone() {
+    async fn a_file_that_is_not_a_socket_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, "kept").unwrap();

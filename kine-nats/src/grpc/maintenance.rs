@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::Xxh3;
 const HASH_PAGE: usize = 2000;
 /// Delay between two hashes. Within it a writer checks twice for history to trim, and a follower at
 /// least once.
-const HASH_PAUSE: Duration = Duration::from_millis(600);
+const HASH_INTERVAL: Duration = Duration::from_millis(600);
 
 #[tonic::async_trait]
 impl Maintenance for Node {
@@ -148,7 +148,7 @@ impl Node {
         let (answer, hashed) = oneshot::channel();
         tokio::spawn(async move {
             let _ = answer.send(hash(&store, requested).await);
-            sleep(HASH_PAUSE).await;
+            sleep(HASH_INTERVAL).await;
             drop(permit);
         });
         hashed.await.unwrap_or(Err(RpcError::Stopped))
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_compaction_meanwhile_changes_nothing() {
+    async fn a_concurrent_compaction_does_not_change_the_hash() {
         let keys = 2 * HASH_PAGE;
         let (one, last) = (store(keys), keys as i64 + 1);
         let all = hash_at(&one, last).await.unwrap();

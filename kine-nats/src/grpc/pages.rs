@@ -30,19 +30,15 @@ use tonic::Status;
 pub(super) type Pages = BoxStream<'static, Result<pb::RangeStreamResponse, Status>>;
 
 /// Reads the first page, which fixes the revision of all pages.
-pub(super) async fn begin(
-    store: Arc<Store>,
-    request: &pb::RangeRequest,
-    needs_leader: bool,
-) -> Result<Pages, RpcError> {
+pub(super) async fn open(store: Arc<Store>, request: &pb::RangeRequest, needs_leader: bool) -> Result<Pages, RpcError> {
     validate::check_range_stream(request)?;
-    let read = |state: &State| Walk::begin(&state.mvcc, request);
-    let begun = if request.serializable {
+    let read = |state: &State| Walk::start(&state.mvcc, request);
+    let started = if request.serializable {
         read(&store.read())
     } else {
         store.read_latest(read).await?
     };
-    let (walk, first) = begun?;
+    let (walk, first) = started?;
     let sending = Sending {
         store,
         walk,
@@ -61,20 +57,20 @@ pub(super) async fn begin(
 }
 
 /// Reads a range as one response, without blocking writers for the whole read.
-pub(super) async fn whole(store: &Store, request: &pb::RangeRequest) -> Result<pb::RangeResponse, RpcError> {
-    let begin = |State { mvcc, .. }: &State| {
+pub(super) async fn read_complete(store: &Store, request: &pb::RangeRequest) -> Result<pb::RangeResponse, RpcError> {
+    let start = |State { mvcc, .. }: &State| {
         let visible = mvcc.visible();
         check_revision(request.revision, visible, mvcc.compacted())?;
         let mut gathering = Gathering::new(request, revision(request, visible));
         let pin = gathering.step(mvcc).then(|| mvcc.pin(gathering.revision()));
         Ok::<_, RpcError>((gathering, pin, visible))
     };
-    let begun = if request.serializable {
-        begin(&store.read())
+    let started = if request.serializable {
+        start(&store.read())
     } else {
-        store.read_latest(begin).await?
+        store.read_latest(start).await?
     };
-    let (mut gathering, pin, visible) = begun?;
+    let (mut gathering, pin, visible) = started?;
     if let Some(pin) = pin {
         while step(store, &mut gathering, &pin)? {
             yield_now().await;
@@ -89,8 +85,8 @@ fn step(store: &Store, gathering: &mut Gathering<'_>, pin: &Pin) -> Result<bool,
     let mvcc = &store.read().mvcc;
     // A state that was reread from the log has no pins. It returns the same data as long as it can
     // read the revision at all.
-    let shown = mvcc.compacted()..=mvcc.visible();
-    if !mvcc.owns_pin(pin) && !shown.contains(&gathering.revision()) {
+    let readable = mvcc.compacted()..=mvcc.visible();
+    if !mvcc.owns_pin(pin) && !readable.contains(&gathering.revision()) {
         return Err(RpcError::LeaderChanged);
     }
     Ok(gathering.step(mvcc))
@@ -120,7 +116,7 @@ impl Sending {
                 None => self.step()?,
             };
             match step {
-                Step::Looking => yield_now().await,
+                Step::Pending => yield_now().await,
                 Step::Page(kvs) => {
                     let answer = pb::RangeResponse {
                         kvs,

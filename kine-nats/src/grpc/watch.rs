@@ -43,7 +43,7 @@ impl Watch for Node {
             answers,
             notify: Arc::new(Notify::new()),
             watches: BTreeMap::new(),
-            ended: BTreeSet::new(),
+            closed: BTreeSet::new(),
             next_id: 0,
             needs_leader,
         };
@@ -67,7 +67,7 @@ struct OpenStream {
     notify: Arc<Notify>,
     watches: BTreeMap<i64, OpenWatch>,
     /// Watches that the server ended, whose ids the client has not canceled yet.
-    ended: BTreeSet<i64>,
+    closed: BTreeSet<i64>,
     next_id: i64,
     needs_leader: bool,
 }
@@ -216,7 +216,7 @@ impl OpenStream {
     /// Ends a watch whose start revision is compacted. Like etcd, it sends no reason besides the
     /// revision, and keeps the id reserved until the client cancels it too.
     async fn send_compacted(&mut self, id: i64, compacted: i64) -> Result<(), Disconnected> {
-        self.ended.insert(id);
+        self.closed.insert(id);
         let answer = pb::WatchResponse {
             header: Some(self.store.header(0)),
             watch_id: id,
@@ -228,7 +228,7 @@ impl OpenStream {
     }
 
     fn is_taken(&self, id: i64) -> bool {
-        self.watches.contains_key(&id) || self.ended.contains(&id)
+        self.watches.contains_key(&id) || self.closed.contains(&id)
     }
 
     fn free_id(&mut self) -> i64 {
@@ -243,7 +243,7 @@ impl OpenStream {
     async fn cancel(&mut self, id: i64) -> Result<(), Disconnected> {
         if let Some(watch) = self.watches.remove(&id) {
             self.store.hub.unregister(&watch.registration);
-        } else if !self.ended.remove(&id) {
+        } else if !self.closed.remove(&id) {
             return Ok(());
         }
         let header = Some(self.store.header(self.store.revision()));

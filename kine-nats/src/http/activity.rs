@@ -21,7 +21,7 @@ const OPEN_MAX: usize = 10_000;
 /// concurrently.
 const EARLY_MAX: usize = 1024;
 /// Age in seconds at which an open request is dropped whose end was never reported.
-const LOST: i64 = 24 * 60 * 60;
+const DROPPED_AFTER: i64 = 24 * 60 * 60;
 
 /// Seconds since 1970 by the clock of this node.
 pub(crate) type Second = i64;
@@ -91,7 +91,7 @@ pub(crate) struct ObservedRequests {
 /// A request that is still open.
 #[derive(Debug, Clone, Copy)]
 struct Open {
-    begun: Second,
+    start: Second,
     is_watch: bool,
 }
 
@@ -143,13 +143,13 @@ impl ObservedRequests {
 
     /// Returns the current report, after dropping open requests that are too old.
     pub(crate) fn report(&mut self, now: Second) -> Report {
-        self.open.retain(|_, open| now - open.begun < LOST);
+        self.open.retain(|_, open| now - open.start < DROPPED_AFTER);
         Report {
             now,
             since: self.since,
             last: self.last,
             open: self.open.len(),
-            opened: self.open.values().map(|open| open.begun).max(),
+            opened: self.open.values().map(|open| open.start).max(),
         }
     }
 
@@ -162,7 +162,7 @@ impl ObservedRequests {
                     self.early.remove(index);
                 } else if self.open.len() < OPEN_MAX {
                     let is_watch = event.verb == "watch";
-                    self.open.insert(id, Open { begun: now, is_watch });
+                    self.open.insert(id, Open { start: now, is_watch });
                 }
             }
             "ResponseComplete" | "Panic" if self.open.remove(&id).is_none() && event.is_long() => {
@@ -189,32 +189,32 @@ mod tests {
         json!({"auditID": id, "stage": stage, "verb": verb, "userAgent": "kubectl/v1.35.4 (linux/amd64)", "user": {"username": "a"}})
     }
 
-    fn seen(ignored: &[&str]) -> ObservedRequests {
+    fn observed(ignored: &[&str]) -> ObservedRequests {
         ObservedRequests::new(IgnoredClients(ignored.iter().map(ToString::to_string).collect()), 100)
     }
 
     /// The time of the newest event and the number of open requests after messages that arrive one
     /// second apart, from second 101 on.
-    fn after(seen: &mut ObservedRequests, messages: &[Vec<Value>]) -> (Second, usize) {
+    fn after(observed: &mut ObservedRequests, messages: &[Vec<Value>]) -> (Second, usize) {
         let mut now = 100;
         for message in messages {
             now += 1;
-            seen.record_events(&events(message), now);
+            observed.record_events(&events(message), now);
         }
-        let report = seen.report(now);
+        let report = observed.report(now);
         (report.last, report.open)
     }
 
     #[test]
-    fn what_is_open_counts_until_it_ends() {
+    fn a_request_is_open_until_its_end() {
         let (start, end) = ("ResponseStarted", "ResponseComplete");
         let exec = json!({"auditID": "x", "stage": end, "verb": "create", "objectRef": {"subresource": "exec"}});
         for (rule, messages, expected) in [
-            ("nobody came", vec![], (100, 0)),
+            ("no request", vec![], (100, 0)),
             ("a request", vec![vec![event("a", end, "get")]], (101, 0)),
-            ("a watch begins", vec![vec![event("a", start, "watch")]], (101, 1)),
+            ("a watch starts", vec![vec![event("a", start, "watch")]], (101, 1)),
             (
-                "and ends",
+                "a watch ends",
                 vec![vec![event("a", start, "watch")], vec![event("a", end, "watch")]],
                 (102, 0),
             ),
@@ -227,68 +227,68 @@ mod tests {
                 (102, 1),
             ),
             (
-                "its end is told first",
+                "the end is reported first",
                 vec![vec![event("a", end, "watch")], vec![event("a", start, "watch")]],
                 (102, 0),
             ),
             (
-                "the end of an exec is told first",
+                "the end of an exec is reported first",
                 vec![vec![exec], vec![event("x", start, "create")]],
                 (102, 0),
             ),
             (
-                "one that was open before this process was",
+                "a watch from before this process",
                 vec![vec![event("a", end, "watch")]],
                 (101, 0),
             ),
             (
-                "its handler panicked",
+                "the handler panicked",
                 vec![vec![event("a", start, "watch")], vec![event("a", "Panic", "watch")]],
                 (102, 0),
             ),
         ] {
-            assert_eq!(after(&mut seen(&[]), &messages), expected, "{rule}");
+            assert_eq!(after(&mut observed(&[]), &messages), expected, "{rule}");
         }
     }
 
     #[test]
-    fn the_last_that_is_open_tells_of_which_api_server_it_is() {
-        let mut seen = seen(&[]);
-        assert_eq!(seen.report(100).opened, None);
+    fn the_newest_open_request_has_the_time_of_its_start() {
+        let mut observed = observed(&[]);
+        assert_eq!(observed.report(100).opened, None);
         let watches = ["a", "b"].map(|id| vec![event(id, "ResponseStarted", "watch")]);
-        after(&mut seen, &watches);
-        assert_eq!(seen.report(103).opened, Some(102));
-        seen.record_events(&events(&[event("b", "ResponseComplete", "watch")]), 104);
-        assert_eq!(seen.report(104).opened, Some(101));
+        after(&mut observed, &watches);
+        assert_eq!(observed.report(103).opened, Some(102));
+        observed.record_events(&events(&[event("b", "ResponseComplete", "watch")]), 104);
+        assert_eq!(observed.report(104).opened, Some(101));
     }
 
     #[test]
-    fn what_was_open_is_unknown_after_something_that_cannot_be_read() {
-        let mut seen = seen(&[]);
+    fn open_watches_are_dropped_after_unreadable_events() {
+        let mut observed = observed(&[]);
         let watch = |id: &str| vec![vec![event(id, "ResponseStarted", "watch")]];
-        assert_eq!(after(&mut seen, &watch("a")), (101, 1));
-        seen.record_unreadable(200);
-        let report = seen.report(200);
+        assert_eq!(after(&mut observed, &watch("a")), (101, 1));
+        observed.record_unreadable(200);
+        let report = observed.report(200);
         assert_eq!((report.since, report.last), (200, 200));
         assert_eq!(
             (report.open, report.opened),
             (0, None),
-            "its end was in what could not be read"
+            "the end was in the unreadable events"
         );
-        seen.record_events(&events(&watch("b")[0]), 201);
-        assert_eq!(seen.report(201).open, 1);
+        observed.record_events(&events(&watch("b")[0]), 201);
+        assert_eq!(observed.report(201).open, 1);
 
         // A session may stay open for longer than an API server lets a watch run.
         let exec = json!({"subresource": "exec"});
         let session = json!({"auditID": "c", "stage": "ResponseStarted", "verb": "create", "objectRef": exec});
-        seen.record_events(&events(&[session]), 202);
-        seen.record_unreadable(300);
-        let report = seen.report(300);
+        observed.record_events(&events(&[session]), 202);
+        observed.record_unreadable(300);
+        let report = observed.report(300);
         assert_eq!((report.open, report.opened), (1, Some(202)));
     }
 
     #[test]
-    fn clients_that_are_ignored_do_not_count() {
+    fn ignored_clients_do_not_count() {
         let watch = vec![vec![event("a", "ResponseStarted", "watch")]];
         for (pattern, expected) in [
             ("kubectl/*", (100, 0)),
@@ -296,21 +296,25 @@ mod tests {
             ("kubectl", (101, 1)),
             ("k9s/*", (101, 1)),
         ] {
-            assert_eq!(after(&mut seen(&[pattern]), &watch), expected, "{pattern}");
+            assert_eq!(after(&mut observed(&[pattern]), &watch), expected, "{pattern}");
         }
     }
 
     #[test]
-    fn nothing_grows_without_end() {
+    fn memory_is_bounded() {
         let many = |stage: &str, from: usize| -> Vec<Value> {
             let ids = from..from + OPEN_MAX + 7;
             ids.map(|id| event(&id.to_string(), stage, "watch")).collect()
         };
-        let mut seen = seen(&[]);
-        assert_eq!(after(&mut seen, &[many("ResponseStarted", 0)]), (101, OPEN_MAX));
-        assert_eq!(seen.report(101 + LOST - 1).open, OPEN_MAX);
-        assert_eq!(seen.report(101 + LOST).open, 0, "their ends were never told");
-        after(&mut seen, &[many("ResponseComplete", 0)]);
-        assert_eq!(seen.early.len(), EARLY_MAX);
+        let mut observed = observed(&[]);
+        assert_eq!(after(&mut observed, &[many("ResponseStarted", 0)]), (101, OPEN_MAX));
+        assert_eq!(observed.report(101 + DROPPED_AFTER - 1).open, OPEN_MAX);
+        assert_eq!(
+            observed.report(101 + DROPPED_AFTER).open,
+            0,
+            "ends that were never reported"
+        );
+        after(&mut observed, &[many("ResponseComplete", 0)]);
+        assert_eq!(observed.early.len(), EARLY_MAX);
     }
 }

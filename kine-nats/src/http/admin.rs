@@ -142,13 +142,13 @@ async fn answer_writer(State(mut shared): State<Shared>) -> Response {
     if roles.wait_for(writes).await.is_err() {
         return StatusCode::SERVICE_UNAVAILABLE.into_response();
     }
-    let word = stream::once(async { Ok::<_, Infallible>(Bytes::from_static(b"writer\n")) });
+    let body = stream::once(async { Ok::<_, Infallible>(Bytes::from_static(b"writer\n")) });
     let end = stream::once(async move {
         // A store that was dropped does not write either.
         let _ = roles.wait_for(|role| !writes(role)).await;
         Ok(Bytes::new())
     });
-    Body::from_stream(word.chain(end)).into_response()
+    Body::from_stream(body.chain(end)).into_response()
 }
 
 /// Releases the programs that wait at `/released`, so that they may stop. It has no other effect:
@@ -173,8 +173,8 @@ async fn answer_released(State(shared): State<Shared>, Query(params): Query<Quer
 /// Responds when no client of the etcd API is connected, or after `seconds`. A process that is
 /// stopped together with its clients serves until then.
 async fn answer_unused(State(shared): State<Shared>, Query(params): Query<QueryParams>) -> Response {
-    let (gone, stay) = ("unused\n", "clients are still connected\n");
-    answer_after(shared.clients.gone(), &params, (gone, stay)).await
+    let texts = ("unused\n", "clients are still connected\n");
+    answer_after(shared.clients.all_disconnected(), &params, texts).await
 }
 
 /// Waits for at most the requested `seconds`. `texts` holds the text of a completed wait, and of one
@@ -184,11 +184,11 @@ async fn answer_after(
     params: &QueryParams,
     texts: (&'static str, &'static str),
 ) -> Response {
-    let wanted = params.iter().find(|(name, _)| name == "seconds");
-    let seconds = wanted.and_then(|(_, value)| value.parse().ok());
+    let requested = params.iter().find(|(name, _)| name == "seconds");
+    let seconds = requested.and_then(|(_, value)| value.parse().ok());
     let Some(seconds) = seconds.filter(|seconds| *seconds <= LONGEST_WAIT) else {
-        let how = format!("set seconds=N to at most {LONGEST_WAIT}\n");
-        return (StatusCode::BAD_REQUEST, how).into_response();
+        let message = format!("set seconds=N to at most {LONGEST_WAIT}\n");
+        return (StatusCode::BAD_REQUEST, message).into_response();
     };
     match timeout(Duration::from_secs(seconds), wait).await {
         Ok(()) => texts.0.into_response(),

@@ -32,19 +32,19 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Requests observed so far, shared by the audit listener and the metrics listener.
 #[derive(Debug, Clone)]
 pub(crate) struct Activity {
-    seen: Arc<Mutex<ObservedRequests>>,
+    observed: Arc<Mutex<ObservedRequests>>,
 }
 
 impl Activity {
     pub(crate) fn new(ignored: Vec<String>) -> Self {
         Self {
-            seen: Arc::new(Mutex::new(ObservedRequests::new(IgnoredClients(ignored), now()))),
+            observed: Arc::new(Mutex::new(ObservedRequests::new(IgnoredClients(ignored), now()))),
         }
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut ObservedRequests) -> T) -> T {
         // `ObservedRequests` is a time and sets, so it is consistent after any panic.
-        work(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner))
+        work(&mut self.observed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -65,9 +65,9 @@ pub(crate) async fn serve(listener: TcpListener, activity: Activity) {
         .route("/audit", post(receive_events))
         .layer(DefaultBodyLimit::max(MESSAGE_MAX))
         .with_state(activity);
-    let (seats, mut backoff) = (Arc::new(Semaphore::new(CONNECTIONS)), AcceptBackoff::default());
+    let (permits, mut backoff) = (Arc::new(Semaphore::new(CONNECTIONS)), AcceptBackoff::default());
     loop {
-        let seat = Arc::clone(&seats).acquire_owned().await;
+        let permit = Arc::clone(&permits).acquire_owned().await;
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -81,7 +81,7 @@ pub(crate) async fn serve(listener: TcpListener, activity: Activity) {
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes.clone()));
         tokio::spawn(async move {
             let _ = timeout(LIMIT, connection).await;
-            drop(seat);
+            drop(permit);
         });
     }
 }
@@ -90,12 +90,12 @@ async fn receive_events(State(activity): State<Activity>, message: Result<Bytes,
     let events = message
         .ok()
         .and_then(|body| serde_json::from_slice::<Events>(&body).ok());
-    activity.with(|seen| match events {
-        Some(events) => seen.record_events(&events, now()),
-        None => seen.record_unreadable(now()),
+    activity.with(|observed| match events {
+        Some(events) => observed.record_events(&events, now()),
+        None => observed.record_unreadable(now()),
     });
 }
 
 async fn answer(State(activity): State<Activity>) -> Json<Report> {
-    Json(activity.with(|seen| seen.report(now())))
+    Json(activity.with(|observed| observed.report(now())))
 }

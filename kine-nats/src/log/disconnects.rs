@@ -14,7 +14,7 @@ pub(super) struct ReadFailures(BTreeMap<u64, (u32, u64)>);
 impl ReadFailures {
     /// Records that a read failed before a message. Returns on how many consecutive connections it
     /// did.
-    pub(super) fn note(&mut self, sequence: u64, connection: u64) -> u32 {
+    pub(super) fn record(&mut self, sequence: u64, connection: u64) -> u32 {
         let (count, newest) = self.0.entry(sequence).or_default();
         if *count == 0 || *newest != connection {
             (*count, *newest) = (*count + 1, connection);
@@ -33,22 +33,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_connections_and_not_tries() {
-        let mut breaks = ReadFailures::default();
-        let counts = [1, 1, 2, 2, 4].map(|connection| breaks.note(7, connection));
+    fn counts_connections_and_not_attempts() {
+        let mut failures = ReadFailures::default();
+        let counts = [1, 1, 2, 2, 4].map(|connection| failures.record(7, connection));
         assert_eq!(counts, [1, 1, 2, 2, 3]);
     }
 
     #[test]
-    fn what_is_read_in_the_end_begins_anew() {
-        let mut breaks = ReadFailures::default();
+    fn a_successful_read_resets_the_count() {
+        let mut failures = ReadFailures::default();
         for connection in 1..4 {
-            breaks.note(7, connection);
+            failures.record(7, connection);
         }
         // A successful read of another message resets nothing.
-        breaks.pass(6);
-        assert_eq!((breaks.note(7, 4), breaks.note(9, 4)), (4, 1));
-        breaks.pass(7);
-        assert_eq!((breaks.note(7, 5), breaks.note(9, 5)), (1, 2));
+        failures.pass(6);
+        assert_eq!((failures.record(7, 4), failures.record(9, 4)), (4, 1));
+        failures.pass(7);
+        assert_eq!((failures.record(7, 5), failures.record(9, 5)), (1, 2));
     }
 }

@@ -73,25 +73,25 @@ pub(crate) struct FencingState {
     pub(crate) between: (u32, u32),
     /// Number of messages that were passed over since this process started: copies, and messages
     /// that no process of this store wrote.
-    pub(crate) foreign: u64,
+    pub(crate) ignored: u64,
     /// Hashes of the newest valid records that this process saw.
     pub(crate) recent: VecDeque<u64>,
 }
 
 impl FencingState {
     /// Passes over the next message if it was never a record of this store.
-    pub(crate) fn skip_foreign(&mut self, sequence: u64, bytes: &[u8]) -> bool {
-        let foreign = codec::is_foreign(bytes, (self.epoch > 0).then_some(self.cluster));
-        if foreign {
+    pub(crate) fn skip_other_message(&mut self, sequence: u64, bytes: &[u8]) -> bool {
+        let is_other = codec::is_of_other_store(bytes, (self.epoch > 0).then_some(self.cluster));
+        if is_other {
             tracing::warn!(
                 sequence,
                 "Ignoring a message in the log that no process of this store wrote"
             );
-            self.foreign += 1;
+            self.ignored += 1;
             self.sequence = sequence;
             self.between.0 += 1;
         }
-        foreign
+        is_other
     }
 
     /// Decides whether a process of an incarnation may start to write now. The writer's lease
@@ -120,10 +120,10 @@ impl FencingState {
     /// Whether a record of the current writer that does not continue the chain is a copy of an
     /// earlier valid record.
     fn is_copy(&self, record: &Record, revision: i64) -> bool {
-        let began = matches!(record.operations.first(), Some(Operation::Epoch { .. }));
+        let is_epoch = matches!(record.operations.first(), Some(Operation::Epoch { .. }));
         // A writer starts once and resigns last, its revisions never fall, and a heartbeat has no
         // content.
-        began
+        is_epoch
             || self.resigned
             || record.header.base < revision
             || (record.header.base == revision && record.operations.is_empty())
@@ -137,20 +137,20 @@ impl FencingState {
             Operation::Epoch { lease_ms, .. } => Some(*lease_ms),
             _ => None,
         });
-        let stands = header.previous == self.hash && header.base == revision;
+        let continues = header.previous == self.hash && header.base == revision;
         let verdict = match epoch {
             _ if self.epoch > 0 && header.cluster != self.cluster => Verdict::Void,
-            Some(lease_ms) if header.epoch > self.epoch && stands => {
-                self.begin(header, lease_ms);
+            Some(lease_ms) if header.epoch > self.epoch && continues => {
+                self.start_epoch(header, lease_ms);
                 Verdict::Valid
             }
-            None if header.epoch == self.epoch && header.writer == self.writer && stands => Verdict::Valid,
+            None if header.epoch == self.epoch && header.writer == self.writer && continues => Verdict::Valid,
             _ if header.epoch < self.epoch || (header.epoch == self.epoch && header.writer != self.writer) => {
                 Verdict::Void
             }
             _ if header.epoch == self.epoch && self.is_copy(record, revision) => {
                 tracing::warn!(sequence, "Ignoring a copy of a record in the log");
-                self.foreign += 1;
+                self.ignored += 1;
                 Verdict::Void
             }
             // The record continues one that a void message displaced. Its writer got no ack, and
@@ -176,7 +176,7 @@ impl FencingState {
         Ok(verdict)
     }
 
-    fn begin(&mut self, header: &Header, lease_ms: u32) {
+    fn start_epoch(&mut self, header: &Header, lease_ms: u32) {
         self.cluster = header.cluster;
         self.epoch = header.epoch;
         self.writer = header.writer;
@@ -205,7 +205,7 @@ mod tests {
         }
     }
 
-    fn begin() -> Vec<Operation> {
+    fn epoch_operations() -> Vec<Operation> {
         vec![Operation::Epoch {
             lease_ms: 2000,
             name: String::new(),
@@ -219,7 +219,9 @@ mod tests {
     fn fencing() -> FencingState {
         let mut fencing = FencingState::default();
         assert_eq!(
-            fencing.admit(1, &record(1, 10, 0, 1, begin(), 100), 1).unwrap(),
+            fencing
+                .admit(1, &record(1, 10, 0, 1, epoch_operations(), 100), 1)
+                .unwrap(),
             Verdict::Valid
         );
         assert_eq!(
@@ -230,10 +232,12 @@ mod tests {
     }
 
     #[test]
-    fn a_later_epoch_replaces_the_writer_whose_late_records_are_void() {
+    fn records_of_a_replaced_writer_are_void() {
         let mut fencing = fencing();
         assert_eq!(
-            fencing.admit(3, &record(2, 20, 101, 1, begin(), 102), 1).unwrap(),
+            fencing
+                .admit(3, &record(2, 20, 101, 1, epoch_operations(), 102), 1)
+                .unwrap(),
             Verdict::Valid
         );
         assert_eq!(
@@ -252,26 +256,30 @@ mod tests {
     }
 
     #[test]
-    fn two_that_begin_the_same_epoch_are_told_apart_by_order() {
+    fn the_first_epoch_record_wins() {
         let mut fencing = fencing();
         assert_eq!(
-            fencing.admit(3, &record(2, 20, 101, 1, begin(), 102), 1).unwrap(),
+            fencing
+                .admit(3, &record(2, 20, 101, 1, epoch_operations(), 102), 1)
+                .unwrap(),
             Verdict::Valid
         );
         assert_eq!(
-            fencing.admit(4, &record(2, 30, 101, 1, begin(), 103), 1).unwrap(),
+            fencing
+                .admit(4, &record(2, 30, 101, 1, epoch_operations(), 103), 1)
+                .unwrap(),
             Verdict::Void
         );
         assert_eq!((fencing.writer, fencing.hash), (20, 102));
     }
 
     #[test]
-    fn refuses_a_break_in_the_chain() {
+    fn a_broken_chain_is_rejected() {
         for (name, bad) in [
             ("hash", record(1, 10, 99, 1, grant(), 102)),
             ("revision", record(1, 10, 101, 2, vec![], 102)),
             ("epoch without its record", record(2, 20, 101, 1, vec![], 102)),
-            ("epoch on another end", record(2, 20, 99, 1, begin(), 102)),
+            ("epoch on another end", record(2, 20, 99, 1, epoch_operations(), 102)),
         ] {
             assert!(
                 matches!(fencing().admit(3, &bad, 1), Err(FencingError::Broken { sequence: 3 })),
@@ -281,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_begin() {
+    fn a_claim_depends_on_the_lease_and_the_incarnation() {
         let (until, late) = (Duration::from_secs(9), Duration::from_millis(9001));
         let written = FencingState {
             epoch: 1,
@@ -297,7 +305,7 @@ mod tests {
         for (name, fencing, incarnation, now, claim) in [
             ("an empty log", FencingState::default(), 0, Duration::ZERO, Claim::Free),
             ("a living writer", written.clone(), 5, seven, wait),
-            ("a newer process waits, too", written.clone(), 6, seven, wait),
+            ("a newer process waits too", written.clone(), 6, seven, wait),
             (
                 "the lease ends with the last moment",
                 written.clone(),
@@ -307,19 +315,19 @@ mod tests {
             ),
             ("a silent writer", written.clone(), 5, late, Claim::Free),
             ("a resigned writer", resigned.clone(), 5, Duration::ZERO, Claim::Free),
-            ("an older process never begins", resigned, 4, late, Claim::Superseded),
+            ("an older process never starts", resigned, 4, late, Claim::Superseded),
         ] {
             assert_eq!(fencing.claim(incarnation, until, now), claim, "{name}");
         }
     }
 
     #[test]
-    fn passes_over_copies() {
+    fn copies_are_skipped() {
         let mut fencing = fencing();
         fencing.admit(3, &record(1, 10, 101, 1, grant(), 102), 1).unwrap();
         fencing.admit(4, &record(1, 10, 102, 1, vec![], 103), 1).unwrap();
         for (name, copy) in [
-            ("epoch", record(1, 10, 0, 1, begin(), 100)),
+            ("epoch", record(1, 10, 0, 1, epoch_operations(), 100)),
             ("sign of life", record(1, 10, 100, 1, vec![], 101)),
             ("lease", record(1, 10, 101, 1, grant(), 102)),
             ("change", record(1, 10, 55, 1, grant(), 56)),
@@ -327,15 +335,17 @@ mod tests {
             let mut fencing = fencing.clone();
             let revision = if name == "change" { 2 } else { 1 };
             assert_eq!(fencing.admit(5, &copy, revision).unwrap(), Verdict::Void, "{name}");
-            assert_eq!((fencing.sequence, fencing.hash, fencing.foreign), (5, 103, 1), "{name}");
+            assert_eq!((fencing.sequence, fencing.hash, fencing.ignored), (5, 103, 1), "{name}");
         }
     }
 
     #[test]
-    fn what_stood_on_a_record_that_a_void_one_displaced_is_void_too() {
+    fn successors_of_a_displaced_record_are_void() {
         let mut fencing = fencing();
         let next = |previous, hash| record(2, 20, previous, 1, vec![], hash);
-        fencing.admit(3, &record(2, 20, 101, 1, begin(), 102), 1).unwrap();
+        fencing
+            .admit(3, &record(2, 20, 101, 1, epoch_operations(), 102), 1)
+            .unwrap();
         fencing.admit(4, &record(1, 10, 101, 1, vec![], 103), 1).unwrap();
         // Continues 105, which was not accepted.
         assert_eq!(fencing.admit(5, &next(105, 106), 1).unwrap(), Verdict::Void);
@@ -349,10 +359,10 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_on_a_record_that_is_damaged_beyond_recognition_is_not_passed_over_for_long() {
+    fn successors_of_a_damaged_record_are_skipped_only_for_a_short_time() {
         let mut fencing = fencing();
         fencing.admit(3, &record(1, 10, 101, 1, grant(), 102), 1).unwrap();
-        assert!(fencing.skip_foreign(4, b"was record 103"));
+        assert!(fencing.skip_other_message(4, b"was record 103"));
         // Three records may have been in flight behind the one that the message displaced.
         for (sequence, hash) in [(5, 104), (6, 105), (7, 106)] {
             let next = record(1, 10, hash - 1, 1, grant(), hash);
@@ -365,13 +375,15 @@ mod tests {
     }
 
     #[test]
-    fn a_resigned_writer_holds_no_lease_until_the_next_begins() {
+    fn a_resigned_writer_has_no_lease_until_the_next_epoch() {
         let mut fencing = fencing();
         fencing
             .admit(3, &record(1, 10, 101, 1, vec![Operation::Resign], 102), 1)
             .unwrap();
         assert!(fencing.resigned);
-        fencing.admit(4, &record(2, 20, 102, 1, begin(), 103), 1).unwrap();
+        fencing
+            .admit(4, &record(2, 20, 102, 1, epoch_operations(), 103), 1)
+            .unwrap();
         assert!(!fencing.resigned);
     }
 }

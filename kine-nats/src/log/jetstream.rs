@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_why_a_record_was_not_taken() {
+    fn an_error_names_the_cause_of_a_rejected_record() {
         for (code, expected) in [
             (10071, "Conflict"),
             (10164, "Conflict"),

@@ -53,7 +53,7 @@ struct Inner {
     at_info: Event,
     faults: VecDeque<Option<Fault>>,
     /// Acks that are delayed; `None` while acks are sent at once.
-    held: Option<Vec<(mpsc::Sender<Ack>, Ack)>>,
+    delayed: Option<Vec<(mpsc::Sender<Ack>, Ack)>>,
     connected: bool,
 }
 
@@ -106,14 +106,14 @@ impl Memory {
     }
 
     /// Delays all acks from here on.
-    pub(crate) fn hold_acks(&self) {
-        self.lock().held = Some(Vec::new());
+    pub(crate) fn delay_acks(&self) {
+        self.lock().delayed = Some(Vec::new());
     }
 
     /// Sends the delayed acks.
     pub(crate) async fn release_acks(&self) {
-        let held = self.lock().held.take();
-        for (sender, ack) in held.unwrap_or_default() {
+        let delayed = self.lock().delayed.take();
+        for (sender, ack) in delayed.unwrap_or_default() {
             let _ = sender.send(ack).await;
         }
     }
@@ -195,7 +195,7 @@ impl Memory {
     }
 
     /// Clears the reported loss, as if another server without losses answered.
-    pub(crate) fn forget_lost(&self) {
+    pub(crate) fn clear_loss(&self) {
         self.lock().lost = ServerLoss::default();
     }
 
@@ -281,8 +281,8 @@ impl Log for MemoryLog {
             }
         };
         let ack = Ack { token, outcome };
-        if let Some(held) = &mut self.memory.lock().held {
-            held.push((self.acks.clone(), ack));
+        if let Some(delayed) = &mut self.memory.lock().delayed {
+            delayed.push((self.acks.clone(), ack));
             return Ok(());
         }
         self.acks.send(ack).await.map_err(|_| LogError::Disconnected)
@@ -290,12 +290,12 @@ impl Log for MemoryLog {
 
     async fn read(&self, from: u64) -> Result<Vec<(u64, Bytes)>, LogError> {
         let inner = self.check()?;
-        let begin = from as usize - 1;
+        let start = from as usize - 1;
         let hole = inner.holes.range(from..).next().copied();
-        if begin < inner.purged || hole == Some(from) {
+        if start < inner.purged || hole == Some(from) {
             return Err(LogError::Gap(from));
         }
-        let records = inner.records.iter().enumerate().skip(begin);
+        let records = inner.records.iter().enumerate().skip(start);
         Ok(records
             .map(|(at, record)| (at as u64 + 1, record.clone()))
             .take_while(|(sequence, _)| hole != Some(*sequence))
@@ -305,8 +305,8 @@ impl Log for MemoryLog {
     async fn get(&self, sequence: u64) -> Result<Option<Bytes>, LogError> {
         let inner = self.check()?;
         let at = sequence as usize - 1;
-        let kept = at >= inner.purged && !inner.holes.contains(&sequence);
-        Ok(inner.records.get(at).filter(|_| kept).cloned())
+        let is_retained = at >= inner.purged && !inner.holes.contains(&sequence);
+        Ok(inner.records.get(at).filter(|_| is_retained).cloned())
     }
 
     async fn info(&self) -> Result<LogInfo, LogError> {

@@ -183,7 +183,7 @@ impl Stream {
         }
         if let Err(LogError::Disconnected | LogError::Timeout) = read {
             let sequence = messages.last().map_or(from, |(sequence, _)| sequence + 1);
-            let times = read_failures.note(sequence, connection);
+            let times = read_failures.record(sequence, connection);
             if times >= UNREADABLE_AFTER {
                 let stream = self.name.clone();
                 return Err(LogError::Unreadable {
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_a_sequence_is_a_message_whatever_was_stored_with_it() {
+    fn an_answer_with_a_sequence_is_a_message_despite_its_headers() {
         let missing = Some(StatusCode::NOT_FOUND);
         for (status, sequences) in [(None, &["7"][..]), (missing, &["7"]), (None, &["99", "7"])] {
             let part = to_part(answer(status, sequences)).unwrap();

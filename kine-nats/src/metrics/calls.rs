@@ -93,8 +93,8 @@ pub(crate) static BYTES: (AtomicU64, AtomicU64) = (AtomicU64::new(0), AtomicU64:
 /// Counters of one method.
 #[derive(Debug, Default)]
 struct Count {
-    begun: AtomicU64,
-    ended: [AtomicU64; CODES.len()],
+    started: AtomicU64,
+    handled: [AtomicU64; CODES.len()],
     took: [AtomicU64; BOUNDS.len()],
     nanoseconds: AtomicU64,
 }
@@ -107,7 +107,7 @@ pub(crate) struct Calls([Count; METHODS.len()]);
 pub(crate) struct Call {
     calls: Arc<Calls>,
     method: usize,
-    begun: Duration,
+    start: Duration,
     code: Code,
 }
 
@@ -126,13 +126,13 @@ impl fmt::Debug for Calls {
 impl Calls {
     /// Records the start of a call. An unknown method is not counted, because clients choose the
     /// name.
-    pub(crate) fn begin(self: &Arc<Self>, path: &str) -> Option<Call> {
+    pub(crate) fn start(self: &Arc<Self>, path: &str) -> Option<Call> {
         let method = METHODS.iter().position(|(known, _)| *known == path)?;
-        self.0.get(method)?.begun.fetch_add(1, Ordering::Relaxed);
+        self.0.get(method)?.started.fetch_add(1, Ordering::Relaxed);
         Some(Call {
             calls: Arc::clone(self),
             method,
-            begun: clock::now(),
+            start: clock::now(),
             code: Code::Cancelled,
         })
     }
@@ -140,8 +140,8 @@ impl Calls {
     /// Number of open watch streams.
     pub(crate) fn watch_streams(&self) -> u64 {
         let open = |(_, count): (_, &Count)| {
-            let ended: u64 = count.ended.iter().map(load).sum();
-            load(&count.begun).saturating_sub(ended)
+            let handled: u64 = count.handled.iter().map(load).sum();
+            load(&count.started).saturating_sub(handled)
         };
         let mut counts = METHODS.iter().zip(&self.0);
         counts.find(|((path, _), _)| *path == WATCH).map_or(0, open)
@@ -155,7 +155,7 @@ impl Call {
     }
 
     /// Sets the code that is recorded when the call is dropped.
-    pub(crate) fn ends_with(&mut self, code: Code) {
+    pub(crate) fn set_code(&mut self, code: Code) {
         self.code = code;
     }
 }
@@ -165,10 +165,10 @@ impl Drop for Call {
         let Some(count) = self.calls.0.get(self.method) else {
             return;
         };
-        let took = clock::now().saturating_sub(self.begun);
+        let took = clock::now().saturating_sub(self.start);
         let bucket = BOUNDS.iter().position(|bound| took.as_secs_f64() <= *bound);
         let counters = [
-            count.ended.get(self.code as usize),
+            count.handled.get(self.code as usize),
             bucket.and_then(|at| count.took.get(at)),
         ];
         for counter in counters.into_iter().flatten() {
@@ -184,28 +184,28 @@ impl Collector for Calls {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let (name, help) = ("grpc_server_started", "Calls that started");
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, count) in self.seen() {
-            ConstCounter::new(load(&count.begun)).encode(metric.encode_family(&labels)?)?;
+        for (labels, count) in self.used() {
+            ConstCounter::new(load(&count.started)).encode(metric.encode_family(&labels)?)?;
         }
         let (name, help) = ("grpc_server_handled", "Calls that ended");
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, count) in self.seen() {
-            for (code, ended) in CODES.into_iter().zip(count.ended.iter().map(load)) {
-                if ended > 0 {
+        for (labels, count) in self.used() {
+            for (code, handled) in CODES.into_iter().zip(count.handled.iter().map(load)) {
+                if handled > 0 {
                     let [kind, service, method] = labels;
                     let labels = [kind, service, method, ("grpc_code", code)];
-                    ConstCounter::new(ended).encode(metric.encode_family(&labels)?)?;
+                    ConstCounter::new(handled).encode(metric.encode_family(&labels)?)?;
                 }
             }
         }
         let (name, help) = ("grpc_server_handling_seconds", "Duration of ended calls");
         let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
-        for (labels, count) in self.seen() {
+        for (labels, count) in self.used() {
             let took: Vec<_> = BOUNDS.into_iter().zip(count.took.iter().map(load)).collect();
-            let ended = took.iter().map(|(_, ended)| ended).sum();
+            let handled = took.iter().map(|(_, count)| count).sum();
             let seconds = Duration::from_nanos(load(&count.nanoseconds)).as_secs_f64();
             let mut metric = metric.encode_family(&labels)?;
-            metric.encode_histogram::<NoLabelSet>(seconds, ended, &took, None)?;
+            metric.encode_histogram::<NoLabelSet>(seconds, handled, &took, None)?;
         }
         for (name, help, bytes) in [
             (
@@ -229,10 +229,10 @@ impl Collector for Calls {
 type Labels = [(&'static str, &'static str); 3];
 
 impl Calls {
-    fn seen(&self) -> impl Iterator<Item = (Labels, &Count)> {
+    fn used(&self) -> impl Iterator<Item = (Labels, &Count)> {
         let counts = METHODS.into_iter().zip(&self.0);
         counts
-            .filter(|(_, count)| load(&count.begun) > 0)
+            .filter(|(_, count)| load(&count.started) > 0)
             .map(|((path, kind), count)| {
                 let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or_default();
                 let labels = [("grpc_type", kind), ("grpc_service", service), ("grpc_method", method)];
@@ -261,22 +261,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_is_counted_when_it_begins_and_when_it_ends() {
+    async fn a_call_is_counted_at_its_start_and_its_end() {
         let calls = Arc::new(Calls::default());
-        let mut call = calls.begin("/etcdserverpb.KV/Put").unwrap();
+        let mut call = calls.start("/etcdserverpb.KV/Put").unwrap();
         assert!(call.is_unary());
         let labels = "grpc_type=\"unary\",grpc_service=\"etcdserverpb.KV\",grpc_method=\"Put\"";
-        let said = text(&calls);
+        let exported = text(&calls);
         assert!(
-            said.contains(&format!("grpc_server_started_total{{{labels}}} 1\n")),
-            "{said}"
+            exported.contains(&format!("grpc_server_started_total{{{labels}}} 1\n")),
+            "{exported}"
         );
-        assert!(!said.contains("grpc_code"), "{said}");
+        assert!(!exported.contains("grpc_code"), "{exported}");
         tokio::time::advance(Duration::from_millis(30)).await;
-        call.ends_with(Code::OutOfRange);
+        call.set_code(Code::OutOfRange);
         drop(call);
-        drop(calls.begin("/etcdserverpb.KV/Put"));
-        let said = text(&calls);
+        drop(calls.start("/etcdserverpb.KV/Put"));
+        let exported = text(&calls);
         for line in [
             format!("grpc_server_handled_total{{{labels},grpc_code=\"OutOfRange\"}} 1"),
             format!("grpc_server_handled_total{{{labels},grpc_code=\"Canceled\"}} 1"),
@@ -286,30 +286,37 @@ mod tests {
             format!("grpc_server_handling_seconds_bucket{{le=\"0.05\",{labels}}} 2"),
             format!("grpc_server_handling_seconds_bucket{{le=\"+Inf\",{labels}}} 2"),
         ] {
-            assert!(said.lines().any(|said| said == line), "{line} in {said}");
+            assert!(
+                exported.lines().any(|exported| exported == line),
+                "{line} in {exported}"
+            );
         }
-        assert_eq!(said.matches("grpc_method=").count(), 1 + 2 + 14, "only what happened");
+        assert_eq!(
+            exported.matches("grpc_method=").count(),
+            1 + 2 + 14,
+            "only what happened"
+        );
     }
 
     #[test]
-    fn names_of_the_client_are_not_counted() {
+    fn unknown_method_names_are_not_counted() {
         let calls = Arc::new(Calls::default());
         for path in ["/etcdserverpb.KV/Ranges", "/etcdserverpb.KV/", "", "/a/b/c"] {
-            assert!(calls.begin(path).is_none(), "{path}");
+            assert!(calls.start(path).is_none(), "{path}");
         }
     }
 
     #[test]
-    fn open_watches_are_those_that_have_not_ended() {
+    fn open_watches_are_counted() {
         let calls = Arc::new(Calls::default());
-        let open = [WATCH, WATCH, "/etcdserverpb.KV/Range"].map(|path| calls.begin(path));
+        let open = [WATCH, WATCH, "/etcdserverpb.KV/Range"].map(|path| calls.start(path));
         assert_eq!(calls.watch_streams(), 2);
         drop(open);
         assert_eq!(calls.watch_streams(), 0);
     }
 
     #[test]
-    fn the_codes_are_those_of_grpc() {
+    fn codes_have_the_names_of_grpc() {
         for (number, name) in [
             (0, "OK"),
             (1, "Canceled"),

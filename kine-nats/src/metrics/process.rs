@@ -84,7 +84,7 @@ mod tests {
     use prometheus_client::registry::Registry;
 
     #[test]
-    fn a_size_is_told_in_bytes() {
+    fn a_size_is_converted_to_bytes() {
         let status = "Name:\tkine-nats\nVmSize:\t  102400 kB\nVmRSS:\t    2048 kB\n";
         assert_eq!(bytes(status, "VmRSS:"), Some(2_097_152.0));
         assert_eq!(bytes(status, "VmSize:"), Some(104_857_600.0));
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn of_this_process_all_of_it_is_known() {
+    fn every_process_metric_is_exported() {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Process::new()));
         let mut text = String::new();

@@ -30,10 +30,10 @@ const WORDS: [&str; 21] = [
 ];
 
 #[test]
-fn the_dashboard_shows_what_there_is_and_all_of_it() {
+fn the_dashboard_shows_every_metric() {
     let metrics = Metrics::new();
     metrics.committed(Duration::from_millis(1));
-    drop(metrics.calls.begin("/etcdserverpb.KV/Put"));
+    drop(metrics.calls.start("/etcdserverpb.KV/Put"));
     let text = metrics.text(None);
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     let names = samples.filter_map(|line| line.split(['{', ' ']).next());
@@ -49,12 +49,12 @@ fn the_dashboard_shows_what_there_is_and_all_of_it() {
 }
 
 #[test]
-fn the_panels_lie_beside_each_other() {
+fn panels_do_not_overlap() {
     Dashboard::read(DASHBOARD).check_panels();
 }
 
 #[test]
-fn a_write_is_pending_until_it_ends_and_has_failed_without_an_answer() {
+fn a_write_without_an_answer_counts_as_failed() {
     let metrics = Metrics::new();
     let (answered, lost) = (metrics.propose(), metrics.propose());
     assert_eq!((metrics.pending.get(), metrics.failed.get()), (2, 0));
@@ -65,10 +65,10 @@ fn a_write_is_pending_until_it_ends_and_has_failed_without_an_answer() {
 }
 
 #[test]
-fn the_book_lists_what_there_is() {
+fn the_book_lists_every_metric() {
     let metrics = Metrics::new();
     metrics.committed(Duration::from_millis(1));
-    drop(metrics.calls.begin("/etcdserverpb.KV/Put"));
+    drop(metrics.calls.start("/etcdserverpb.KV/Put"));
     metrics
         .read
         .member

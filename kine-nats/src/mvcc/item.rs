@@ -240,7 +240,7 @@ mod tests {
     use prost::Message;
 
     #[test]
-    fn encodes_what_prost_decodes() {
+    fn an_encoded_item_is_valid_for_prost() {
         for (value, lease) in [
             (vec![], 0),
             (vec![7u8; 300], 0),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn encodes_events_that_prost_decodes() {
+    fn encoded_events_are_valid_for_prost() {
         let new = Item::put(b"k", b"2", 3, 4, 2, 0);
         let old = Item::put(b"k", b"1", 3, 3, 1, 0);
         let event = Event::decode(encode_event(false, &new.kv, Some(&old.kv))).unwrap();
@@ -278,8 +278,8 @@ mod tests {
             (event.r#type, event.kv.unwrap().value, event.prev_kv.unwrap().value),
             (0, "2".into(), "1".into())
         );
-        let gone = Item::tombstone(b"k", 5);
-        let event = Event::decode(encode_event(true, &gone.kv, None)).unwrap();
+        let deleted = Item::tombstone(b"k", 5);
+        let event = Event::decode(encode_event(true, &deleted.kv, None)).unwrap();
         assert_eq!((event.r#type, event.prev_kv), (1, None));
         assert_eq!(
             event.kv.unwrap(),
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_bytes_that_are_no_item() {
+    fn bytes_of_no_item_are_rejected() {
         let good = Item::put(b"key", b"value", 3, 4, 2, 9).kv;
         for cut in 1..good.len() {
             if let Ok(item) = Item::decode(&good[..cut]) {

@@ -97,7 +97,7 @@ fn compare(store: &Mvcc, model: &Model, random: &mut StdRng, seed: u64) {
         .into_iter()
         .filter(|(key, _)| contains(&start, &end, key))
         .collect();
-    let mut seen = Vec::new();
+    let mut found = Vec::new();
     store.visit(&start, &end, revision, |item| {
         let version = (
             item.value().to_vec(),
@@ -106,10 +106,10 @@ fn compare(store: &Mvcc, model: &Model, random: &mut StdRng, seed: u64) {
             item.version,
             item.lease,
         );
-        seen.push((item.key().to_vec(), version));
+        found.push((item.key().to_vec(), version));
         true
     });
-    assert_eq!(seen, expected, "seed {seed}, range {a}..{b} at {revision}");
+    assert_eq!(found, expected, "seed {seed}, range {a}..{b} at {revision}");
     assert_eq!(
         store.count(&start, &end, revision),
         expected.len() as i64,
@@ -117,7 +117,7 @@ fn compare(store: &Mvcc, model: &Model, random: &mut StdRng, seed: u64) {
     );
 
     let from = random.random_range(low..=store.head() + 1);
-    let seen: Vec<_> = store
+    let found: Vec<_> = store
         .changes(from)
         .map(|c| (c.revision, c.key().to_vec(), c.delete))
         .collect();
@@ -127,7 +127,7 @@ fn compare(store: &Mvcc, model: &Model, random: &mut StdRng, seed: u64) {
         .filter(|(revision, ..)| *revision >= from)
         .map(|(revision, key, change)| (*revision, key.clone(), change.is_none()))
         .collect();
-    assert_eq!(seen, expected, "seed {seed}, changes from {from}");
+    assert_eq!(found, expected, "seed {seed}, changes from {from}");
     for change in store.changes(low + 1).filter(|_| random.random_ratio(1, 50)) {
         let before = model.at(change.revision - 1);
         let previous = change.previous.as_deref().map(|kv| Item::decode(kv).unwrap().modified);
@@ -160,7 +160,7 @@ fn reload(store: &Mvcc, model: &Model, random: &mut StdRng, seed: u64) {
 }
 
 #[test]
-fn answers_as_the_model_does() {
+fn results_equal_the_model() {
     seeds(150).into_iter().for_each(run);
 }
 
@@ -190,7 +190,7 @@ fn a_key_reads_as_the_newest_version_at_the_compact_revision() {
 }
 
 #[test]
-fn space_comes_back_after_compaction() {
+fn a_compaction_frees_space() {
     let mut store = Mvcc::new();
     for number in 0..1000 {
         store.advance();
@@ -214,7 +214,7 @@ fn space_comes_back_after_compaction() {
 }
 
 #[test]
-fn what_is_held_is_not_trimmed() {
+fn a_pinned_revision_is_not_trimmed() {
     let mut store = Mvcc::new();
     for _ in 0..10 {
         store.advance();
@@ -225,7 +225,7 @@ fn what_is_held_is_not_trimmed() {
     let other = Mvcc::new();
     assert!(store.owns_pin(&one) && !other.owns_pin(&one));
     store.compact(11);
-    let seen = |store: &Mvcc, revision| {
+    let found = |store: &Mvcc, revision| {
         let mut modified = None;
         store.visit(b"a", b"", revision, |item| {
             modified = Some(item.modified);
@@ -234,12 +234,12 @@ fn what_is_held_is_not_trimmed() {
         (modified, store.count(b"a", b"", revision))
     };
     assert!(store.may_trim() && !store.trim(100) && !store.may_trim());
-    assert_eq!((store.history_len(), seen(&store, 5)), (7, (Some(5), 1)));
+    assert_eq!((store.history_len(), found(&store, 5)), (7, (Some(5), 1)));
     drop(one);
     assert!(!store.may_trim() && store.remembers(5));
     drop(two);
     assert!(store.trim(2) && !store.trim(100));
-    assert_eq!((store.history_len(), seen(&store, 8)), (4, (Some(8), 1)));
+    assert_eq!((store.history_len(), found(&store, 8)), (4, (Some(8), 1)));
     drop(later);
     assert!(store.may_trim() && !store.trim(100));
     assert_eq!(store.history_len(), 1);
@@ -251,5 +251,5 @@ fn what_is_held_is_not_trimmed() {
     store.put(b"a", b"", 0);
     store.compact(12);
     assert!(!store.trim(100));
-    assert_eq!(store.history_len(), 2, "the held revision and the next");
+    assert_eq!(store.history_len(), 2, "the pinned revision and the next");
 }

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_arrives() {
+    fn a_request_decodes_to_itself() {
         let put = pb::PutRequest {
             key: "/a".into(),
             value: vec![0, 255].into(),
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_arrives() {
+    fn an_answer_decodes_to_itself() {
         let answer = pb::PutResponse {
             header: Some(pb::ResponseHeader {
                 revision: 12,
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_to_all_arrives() {
+    fn a_broadcast_decodes_to_itself() {
         let announcement = Announcement {
             member: u64::MAX,
             name: "a".into(),
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_an_error_and_no_answer() {
+    fn an_unknown_message_is_an_error() {
         for bytes in [&b""[..], b"\xff", b"\x92\x06\x00"].map(Bytes::from_static) {
             assert!(decode_request(&bytes).is_err(), "{bytes:?}");
             assert!(decode_broadcast(&bytes).is_err(), "{bytes:?}");

@@ -119,7 +119,7 @@ impl NatsPeers {
                 message = subscriptions.all.next() => message.map(|message| self.on_broadcast(&message, &stores)),
                 _ = tick.tick() => {
                     let store = stores.borrow().clone();
-                    if !store.as_ref().is_some_and(|store| store.is_writer()) || self.has_others() {
+                    if !store.as_ref().is_some_and(|store| store.is_writer()) || self.has_other_members() {
                         let full = store.is_some_and(|store| store.is_full());
                         self.broadcast(&Broadcast::Announcement(Announcement { full, ..self.own.clone() })).await;
                     }
@@ -138,15 +138,17 @@ impl NatsPeers {
         let result = if message.status == Some(StatusCode::NO_RESPONDERS) {
             Err(PeerError::NotDelivered)
         } else {
-            let Some(whole) = waiting.get_mut(&number) else { return };
-            let Some(done) = whole.parts.take(message.headers.as_ref(), &message.payload) else {
+            let Some(pending) = waiting.get_mut(&number) else {
+                return;
+            };
+            let Some(done) = pending.parts.take(message.headers.as_ref(), &message.payload) else {
                 return;
             };
             done
         };
-        if let Some(whole) = waiting.remove(&number) {
+        if let Some(pending) = waiting.remove(&number) {
             // The sender of the request may not wait any more.
-            let _ = whole.answer.send(result);
+            let _ = pending.answer.send(result);
         }
     }
 
@@ -199,7 +201,7 @@ impl NatsPeers {
         loop {
             let changed = store.changed();
             let sequence = store.written();
-            if sequence > announced && self.has_others() {
+            if sequence > announced && self.has_other_members() {
                 announced = sequence;
                 self.broadcast(&Broadcast::Stored(sequence)).await;
                 sleep(SPACING).await;
@@ -210,7 +212,7 @@ impl NatsPeers {
     }
 
     /// Whether another process announced itself lately.
-    fn has_others(&self) -> bool {
+    fn has_other_members(&self) -> bool {
         let members = self.roster().members(clock::now());
         members.iter().any(|member| member.id != self.own.member)
     }
@@ -232,7 +234,11 @@ impl NatsPeers {
     /// of the end: async-nats 0.51 drops the subscription with the next action of the connection.
     pub(crate) async fn leave(&self, subscriptions: &mut Subscriptions, stores: &Stores) {
         let store = stores.borrow().clone();
-        let quiet = if self.has_others() { QUIET } else { Duration::ZERO };
+        let quiet = if self.has_other_members() {
+            QUIET
+        } else {
+            Duration::ZERO
+        };
         let work = async {
             if let Some(store) = store {
                 self.broadcast(&Broadcast::Stored(store.sequence())).await;
@@ -277,7 +283,7 @@ impl Peers for NatsPeers {
         self.own.member
     }
 
-    fn ask<'a>(
+    fn request<'a>(
         &'a self,
         member: u64,
         epoch: u64,

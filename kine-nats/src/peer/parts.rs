@@ -67,11 +67,11 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_one_answer_when_none_is_missing() {
+    fn complete_parts_form_one_answer() {
         let answer: Vec<u8> = (0..5 * PART / 2).map(|byte| byte as u8).collect();
-        let whole = Some(Ok(answer.clone().into()));
+        let complete = Some(Ok(answer.clone().into()));
         for (name, order, expected) in [
-            ("all", &[0, 1, 2][..], &whole),
+            ("all", &[0, 1, 2][..], &complete),
             ("no end", &[0, 1], &None),
             ("the last one alone", &[2], &Some(Err(PeerError::Unknown))),
             ("not the first", &[1, 2], &Some(Err(PeerError::Unknown))),
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_one_message_is_as_it_always_was() {
+    fn a_short_answer_is_one_message() {
         let messages: Vec<_> = split(b"a").collect();
         assert_eq!(messages, [(None, Bytes::from_static(b"a\x01"))]);
         assert_eq!(join(b"a", &[0]), Some(Ok(Bytes::from_static(b"a"))));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_of_an_earlier_version_is_understood() {
+    fn an_answer_of_an_earlier_version_is_accepted() {
         let mut parts = AnswerParts::default();
         assert_eq!(parts.take(None, b"a\x00"), None);
         assert_eq!(parts.take(None, b"b\x01"), Some(Ok(Bytes::from_static(b"ab"))));

@@ -14,7 +14,7 @@ const ABSENT_AFTER: Duration = Duration::from_secs(5);
 /// The newest announcement of each process, with its time.
 #[derive(Debug, Default)]
 pub(crate) struct Roster {
-    seen: BTreeMap<u64, (Duration, Member)>,
+    members: BTreeMap<u64, (Duration, Member)>,
 }
 
 impl Roster {
@@ -28,7 +28,7 @@ impl Roster {
             full,
         } = announcement;
         if leaving {
-            self.seen.remove(&id);
+            self.members.remove(&id);
         } else {
             let member = Member {
                 id,
@@ -36,15 +36,19 @@ impl Roster {
                 client_urls,
                 full,
             };
-            self.seen.insert(id, (now, member));
+            self.members.insert(id, (now, member));
         }
-        self.seen.retain(|_, (heard, _)| now <= *heard + ABSENT_AFTER);
+        self.members
+            .retain(|_, (announced, _)| now <= *announced + ABSENT_AFTER);
     }
 
     /// The processes whose announcement is recent enough.
     pub(crate) fn members(&self, now: Duration) -> Vec<Member> {
-        let there = self.seen.values().filter(|(heard, _)| now <= *heard + ABSENT_AFTER);
-        there.map(|(_, member)| member.clone()).collect()
+        let recent = self
+            .members
+            .values()
+            .filter(|(announced, _)| now <= *announced + ABSENT_AFTER);
+        recent.map(|(_, member)| member.clone()).collect()
     }
 }
 
@@ -53,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_silent_or_leaves_is_gone() {
+    fn silent_and_leaving_members_are_removed() {
         let announcement = |member: u64, leaving: bool| Announcement {
             member,
             name: String::new(),

@@ -139,12 +139,12 @@ pub enum Cli {
 impl Cli {
     /// Parses the command line. On an error, prints it and exits the process.
     pub fn parse() -> Self {
-        let mut words: Vec<_> = std::env::args_os().collect();
-        if words.get(1).is_some_and(|word| word == "repair") {
-            words.remove(0);
-            Self::Repair(Box::new(RepairArgs::parse_from(words)))
+        let mut arguments: Vec<_> = std::env::args_os().collect();
+        if arguments.get(1).is_some_and(|argument| argument == "repair") {
+            arguments.remove(0);
+            Self::Repair(Box::new(RepairArgs::parse_from(arguments)))
         } else {
-            Self::Serve(Box::new(Args::parse_from(words)))
+            Self::Serve(Box::new(Args::parse_from(arguments)))
         }
     }
 }
@@ -241,14 +241,14 @@ mod tests {
         command.build();
         command.clone().debug_assert();
         let all = command.get_subcommands().chain([&command]);
-        let silent = all
+        let unexplained = all
             .flat_map(clap::Command::get_arguments)
             .find(|flag| flag.get_help().is_none());
-        assert!(silent.is_none(), "{silent:?}");
+        assert!(unexplained.is_none(), "{unexplained:?}");
     }
 
     #[test]
-    fn members_are_found_where_it_is_said_or_listened() {
+    fn the_client_address_is_advertised_or_listened_on() {
         let urls = |more: &[&str]| {
             let fixed = ["kine-nats", "--nats=nats://a:1", "--stream=KINE_a"];
             let listen = ["--listen=http://0.0.0.0:1", "--listen=unix:///s"];
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_heard_from_this_machine_only() {
+    fn events_are_accepted_from_localhost_only() {
         for (text, is_good) in [
             ("127.0.0.1:2382", true),
             ("[::1]:2382", true),
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_durations() {
+    fn durations_are_parsed() {
         for (text, milliseconds) in [
             ("100ms", 100),
             ("5s", 5000),

@@ -72,7 +72,7 @@ pub(crate) async fn run_cycle<L: Log, M: Messages>(
     stores: &StoreSender,
     stop: watch::Receiver<bool>,
 ) -> Result<CycleEnd, CycleError> {
-    let begun = clock::now();
+    let start = clock::now();
     let mut halt = stop.clone();
     let replica = tokio::select! {
         biased;
@@ -84,7 +84,7 @@ pub(crate) async fn run_cycle<L: Log, M: Messages>(
         revision = replica.state.mvcc.visible(),
         keys = replica.state.mvcc.keys(),
         sequence,
-        milliseconds = (clock::now() - begun).as_millis() as u64,
+        milliseconds = (clock::now() - start).as_millis() as u64,
         "Recovered the store from the log"
     );
     let (store, tail) = open_store(stores, replica, config)?;
@@ -106,13 +106,13 @@ pub(crate) async fn run_cycle<L: Log, M: Messages>(
     tracing::info!(
         epoch = store.epoch(),
         revision = store.revision(),
-        milliseconds = (clock::now() - begun).as_millis() as u64,
+        milliseconds = (clock::now() - start).as_millis() as u64,
         "This process is the writer"
     );
     stores.send_replace(Some(store));
-    let ended = writer.run(stop).await;
+    let result = writer.run(stop).await;
     let is_stopped = *halt.borrow() || halt.has_changed().is_err();
-    end_cycle(ended, is_stopped, config)
+    end_cycle(result, is_stopped, config)
 }
 
 /// Puts a recovered state into the store of the previous cycle, or creates the store.
@@ -133,8 +133,12 @@ fn open_store(
 }
 
 /// Decides what follows after the writer of this process has ended.
-fn end_cycle(ended: Result<(), WriterError>, is_stopped: bool, config: &ProcessConfig) -> Result<CycleEnd, CycleError> {
-    match ended {
+fn end_cycle(
+    result: Result<(), WriterError>,
+    is_stopped: bool,
+    config: &ProcessConfig,
+) -> Result<CycleEnd, CycleError> {
+    match result {
         Ok(()) if is_stopped => Ok(CycleEnd::Stopped),
         Ok(()) if config.end_when_replaced => {
             tracing::info!("Another process takes over as the writer; exiting");

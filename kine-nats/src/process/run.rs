@@ -139,12 +139,12 @@ async fn run_store(
     stop: watch::Receiver<bool>,
     metrics: Metrics,
 ) -> anyhow::Result<()> {
-    let (client, made) = nats::connect(&args.nats).await?;
+    let (client, connected) = nats::connect(&args.nats).await?;
     let leader = watch_leader(stores.subscribe());
     tokio::select! {
-        ended = run_with_peers(args, client.clone(), stores, stop, metrics) => ended,
+        result = run_with_peers(args, client.clone(), stores, stop, metrics) => result,
         () = leader => Ok(()),
-        unfit = nats::until_unfit(&client, &made) => Err(unfit),
+        error = nats::until_unfit(&client, &connected) => Err(error),
     }
 }
 
@@ -175,12 +175,12 @@ async fn run_with_peers(
     let (subject, own) = (args.nats.stream.peers_subject(), (config.member, config.name.clone()));
     let (peers, mut subscriptions) = NatsPeers::open(client.clone(), subject, own, args.client_urls()).await?;
     config.peers = Some(Arc::clone(&peers) as _);
-    let ended = tokio::select! {
-        ended = run_cycles(args, client, config, &stores, stop) => ended,
-        ended = peers.run(&mut subscriptions, stores.subscribe()) => ended.context("communicate with other processes"),
+    let result = tokio::select! {
+        result = run_cycles(args, client, config, &stores, stop) => result,
+        result = peers.run(&mut subscriptions, stores.subscribe()) => result.context("communicate with other processes"),
     };
     peers.leave(&mut subscriptions, &stores.subscribe()).await;
-    ended
+    result
 }
 
 async fn run_cycles(
@@ -198,8 +198,8 @@ async fn run_cycles(
         let (log, acks) = JetStream::open(log.clone(), args.nats.stream.log_subject()).await?;
         let log = Arc::new(log);
         let snapshots = snapshots(&args.nats, &client, &log);
-        let ended = run_cycle((log, acks), snapshots, (&config, cycle), stores, stop.clone()).await?;
-        if ended == CycleEnd::Stopped {
+        let end = run_cycle((log, acks), snapshots, (&config, cycle), stores, stop.clone()).await?;
+        if end == CycleEnd::Stopped {
             return Ok(());
         }
     }
@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_files_may_be_open_as_the_hard_limit_says() {
+    fn the_soft_limit_of_open_files_is_raised_to_the_hard_limit() {
         let before = getrlimit(Resource::Nofile);
         let lowered = Rlimit {
             current: Some(512),

@@ -64,7 +64,7 @@ mod tests {
     use rand::RngExt;
 
     #[test]
-    fn slices_are_a_range_together() {
+    fn slices_form_a_range() {
         let mut random = seeded();
         let mut mvcc = Mvcc::new();
         for _ in 0..100 {

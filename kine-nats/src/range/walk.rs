@@ -2,7 +2,7 @@
 //! the read data is held. Together the pages equal a Range at the start of the walk.
 //!
 //! ```text
-//! begin ─► Step ─► step ─► Step ─► … ─► Last     each under the lock, for SLICE keys at most
+//! start ─► Step ─► step ─► Step ─► … ─► Last     each under the lock, for SLICE keys at most
 //!                   │
 //!                   └─► Compacted: the rest can no longer be read
 //! ```
@@ -42,7 +42,7 @@ pub(crate) struct Walk {
 #[derive(Debug)]
 pub(crate) enum Step {
     /// The page is not full yet.
-    Looking,
+    Pending,
     /// Encoded keys; more follow.
     Page(Vec<Bytes>),
     /// The last keys, with the fields at the end of a Range. The response has no header.
@@ -51,7 +51,7 @@ pub(crate) enum Step {
 
 impl Walk {
     /// Starts to read a range that `validate::check_range_stream` accepted.
-    pub(crate) fn begin(mvcc: &Mvcc, request: &RangeRequest) -> Result<(Self, Step), RpcError> {
+    pub(crate) fn start(mvcc: &Mvcc, request: &RangeRequest) -> Result<(Self, Step), RpcError> {
         let visible = mvcc.visible();
         check_revision(request.revision, visible, mvcc.compacted())?;
         let mut walk = Self {
@@ -67,8 +67,8 @@ impl Walk {
         };
         // A range that is sorted by anything but the key, without a sort order, is returned in one
         // piece. etcd sorts each page by itself, and continues from the end of the sorted page.
-        let whole = request.count_only || request.sort_target() != SortTarget::Key;
-        let step = if whole {
+        let in_one_piece = request.count_only || request.sort_target() != SortTarget::Key;
+        let step = if in_one_piece {
             Step::Last(range(mvcc, request, walk.revision))
         } else {
             walk.step(mvcc)?
@@ -107,7 +107,7 @@ impl Walk {
         };
         self.from = next;
         if !full {
-            return Ok(Step::Looking);
+            return Ok(Step::Pending);
         }
         if cut {
             return Ok(self.last(mvcc.count(&self.from, &self.end, self.revision)));

@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 /// Poll interval of the log if no peer announces its growth.
 const POLL: Duration = Duration::from_millis(100);
 /// Poll interval of the log if the writer announces its growth.
-const POLL_TOLD: Duration = Duration::from_millis(500);
+const POLL_ANNOUNCED: Duration = Duration::from_millis(500);
 const EPOCH_LIMIT: Duration = Duration::from_secs(2);
 
 /// A process that wants to become the writer.
@@ -153,9 +153,14 @@ impl Follower {
     /// Stores records again that the log has lost. No writer will restore them. This process has
     /// read them, so they were stored and may have been acknowledged. Returns `false` if that is
     /// impossible.
-    async fn restore_records(&mut self, log: &impl Log, line: (&mut mpsc::Receiver<Ack>, &mut u64), last: u64) -> bool {
+    async fn restore_records(
+        &mut self,
+        log: &impl Log,
+        channel: (&mut mpsc::Receiver<Ack>, &mut u64),
+        last: u64,
+    ) -> bool {
         let memory = (&self.tail.recent, &self.tail.fencing);
-        match append_again(log, line, memory, self.tail.info).await {
+        match append_again(log, channel, memory, self.tail.info).await {
             Ok(AppendResult::Done) => {
                 tracing::warn!(last, "The log had lost records; stored them again");
                 self.tail.low_watermark.lost = self.tail.info.lost;
@@ -168,7 +173,11 @@ impl Follower {
 
     /// Waits until there may be something to do.
     async fn wait(&self, left: Duration) {
-        let poll = if self.store.peers().is_some() { POLL_TOLD } else { POLL };
+        let poll = if self.store.peers().is_some() {
+            POLL_ANNOUNCED
+        } else {
+            POLL
+        };
         // A notification that arrived before this call is not lost.
         let _ = timeout(left.min(poll) + Duration::from_millis(1), self.store.appended()).await;
     }
@@ -195,13 +204,13 @@ impl Follower {
     async fn read(&mut self, log: &impl Log) -> Result<bool, RecoverError> {
         let store = Arc::clone(&self.store);
         self.tail.trim(store.state()).await;
-        let seen = |fencing: &FencingState, before: i64| {
+        let on_record = |fencing: &FencingState, before: i64| {
             let revision = store.read().mvcc.visible();
             store.set_stored(fencing.sequence, revision);
             store.record_position(fencing, clock::now() + lease(fencing));
             store.notify_watchers(before, revision);
         };
-        if store.announced() > self.tail.fencing.sequence && self.tail.read_on(log, store.state(), &seen).await? {
+        if store.announced() > self.tail.fencing.sequence && self.tail.read_on(log, store.state(), &on_record).await? {
             return Ok(true);
         }
         let info = log.info().await?;
@@ -214,7 +223,7 @@ impl Follower {
                 revision: store.revision(),
             });
         }
-        self.tail.catch_up(log, store.state(), clock::now(), &seen).await
+        self.tail.catch_up(log, store.state(), clock::now(), &on_record).await
     }
 
     /// Whether this process may continue the log that it has read. It may not if the server dropped
@@ -240,7 +249,7 @@ impl Follower {
         match self.tail.check_end() {
             // This process first stores its own records again.
             Err(_) if self.tail.info.last < self.tail.fencing.sequence => Ok(false),
-            ended => ended.map(|()| true),
+            result => result.map(|()| true),
         }
     }
 
@@ -254,11 +263,11 @@ impl Follower {
         let leases = self.store.read().leases.terms();
         let pin = SnapshotPoint::new(self.store.state(), fencing.clone(), leases);
         // A start that failed here may have left chunks at this very sequence.
-        let kept = match snapshots.remove_orphans(fencing.sequence + 1).await {
+        let result = match snapshots.remove_orphans(fencing.sequence + 1).await {
             Ok(()) => snapshots.store_and_purge(self.store.state(), &pin).await,
             Err(error) => Err::<u64, SnapshotError>(error),
         };
-        match kept {
+        match result {
             Ok(_) => {
                 self.tail.replayed = Unsaved::default();
                 self.backoff.succeed(fencing.sequence);
@@ -314,7 +323,7 @@ fn lease(fencing: &FencingState) -> Duration {
 #[derive(Debug, PartialEq, Eq)]
 enum EpochResult {
     /// The log shows whether the record was stored.
-    Look,
+    Unknown,
     Full,
 }
 
@@ -335,5 +344,5 @@ async fn wait_for_epoch(acks: &mut mpsc::Receiver<Ack>, token: u64) -> Result<Ep
         }
         break;
     }
-    Ok(EpochResult::Look)
+    Ok(EpochResult::Unknown)
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 /// Poll interval for records that are known to exist: at first, and at most.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
+const POLL_INTERVALS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
 /// How long to poll for such records before asking the stream's leader whether they exist.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the stream's leader may report that the log ends before them.
@@ -131,7 +131,7 @@ impl Replica {
         let newest = snapshots.newest().await?;
         let low_watermark = snapshots.low_watermark().await?;
         let most = newest.as_ref().map_or(0, |snapshot| snapshot.fencing.sequence);
-        let whole = snapshots.count(most).await?;
+        let complete = snapshots.count(most).await?;
         let info = log.info().await?;
         let (fencing, state) = match newest {
             Some(Snapshot { fencing, state }) => (fencing, state),
@@ -142,7 +142,7 @@ impl Replica {
             replayed: Unsaved::default(),
             info,
             low_watermark,
-            lacks_snapshot: info.first > 1 && whole < 2,
+            lacks_snapshot: info.first > 1 && complete < 2,
             recent: RecentRecords::default(),
             grace: None,
             observed: clock::now(),
@@ -193,14 +193,14 @@ impl Tail {
         log: &impl Log,
         state: &RwLock<State>,
         known: Duration,
-        seen: OnRecord<'_>,
+        on_record: OnRecord<'_>,
     ) -> Result<bool, RecoverError> {
-        let (begin, last) = (self.fencing.sequence, self.info.last);
-        let (mut counted, mut pause) = (self.replayed.records, PAUSE.0);
+        let (start, last) = (self.fencing.sequence, self.info.last);
+        let (mut counted, mut delay) = (self.replayed.records, POLL_INTERVALS.0);
         let mut waited = Duration::ZERO;
         while self.fencing.sequence < last {
-            if self.read_on(log, state, seen).await? {
-                (pause, waited) = (PAUSE.0, Duration::ZERO);
+            if self.read_on(log, state, on_record).await? {
+                (delay, waited) = (POLL_INTERVALS.0, Duration::ZERO);
             } else {
                 // Either a replica lags behind, or the log ends in records that were dropped.
                 let next = self.fencing.sequence + 1;
@@ -223,16 +223,16 @@ impl Tail {
                         known: last,
                     });
                 }
-                sleep(pause).await;
-                waited += pause;
-                pause = (pause * 2).min(PAUSE.1);
+                sleep(delay).await;
+                waited += delay;
+                delay = (delay * 2).min(POLL_INTERVALS.1);
             }
             if self.fencing.sequence == last && self.replayed.records > counted {
                 self.observed = known;
                 counted = self.replayed.records;
             }
         }
-        Ok(self.fencing.sequence > begin)
+        Ok(self.fencing.sequence > start)
     }
 
     /// Applies the records of one response of the log. Returns whether there were any.
@@ -240,12 +240,12 @@ impl Tail {
         &mut self,
         log: &impl Log,
         state: &RwLock<State>,
-        seen: OnRecord<'_>,
+        on_record: OnRecord<'_>,
     ) -> Result<bool, RecoverError> {
         let records = log.read(self.fencing.sequence + 1).await?;
         let (any, now) = (!records.is_empty(), clock::now());
         for (sequence, record) in records {
-            if self.apply(sequence, &record, state, seen)? {
+            if self.apply(sequence, &record, state, on_record)? {
                 // A void record does not show that the writer is alive.
                 self.observed = now;
             }
@@ -275,9 +275,9 @@ impl Tail {
         sequence: u64,
         bytes: &[u8],
         state: &RwLock<State>,
-        seen: OnRecord<'_>,
+        on_record: OnRecord<'_>,
     ) -> Result<bool, RecoverError> {
-        if self.fencing.skip_foreign(sequence, bytes) {
+        if self.fencing.skip_other_message(sequence, bytes) {
             return Ok(false);
         }
         let record = codec::decode(bytes).map_err(|source| RecoverError::Codec { sequence, source })?;
@@ -301,13 +301,13 @@ impl Tail {
         if record.operations.iter().any(is_compaction)
             && let Some(grace) = &mut self.grace
         {
-            grace.begin();
+            grace.record_compaction();
         }
         if let Some(Operation::Epoch { name, .. }) = record.operations.first() {
             tracing::debug!(epoch = record.header.epoch, name, "A writer started");
         }
         self.replayed.count(bytes.len() as u64, head > before);
-        seen(&self.fencing, before);
+        on_record(&self.fencing, before);
         Ok(true)
     }
 }

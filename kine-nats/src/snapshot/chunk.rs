@@ -86,13 +86,13 @@ pub(crate) struct Chunks<'a> {
     leases: &'a [(i64, i64)],
     revision: i64,
     floor: i64,
-    place: Place,
+    position: Position,
     number: u32,
     buffered: Operations,
 }
 
 #[derive(Debug)]
-enum Place {
+enum Position {
     /// Number of leases that are done.
     Leases(usize),
     Base(Bytes),
@@ -108,7 +108,7 @@ impl<'a> Chunks<'a> {
             leases: &pin.leases,
             revision: pin.revision,
             floor: pin.compacted,
-            place: Place::Leases(0),
+            position: Position::Leases(0),
             number: 0,
             buffered: Operations::default(),
         }
@@ -130,13 +130,13 @@ impl<'a> Chunks<'a> {
 
     fn fill_leases(&mut self, done: usize) -> Option<(Bytes, u64)> {
         let page = self.leases.iter().skip(done).take(PAGE);
-        let begin = self.buffered.count();
+        let before = self.buffered.count();
         page.for_each(|(id, ttl)| self.buffered.grant(*id, *ttl));
-        let done = done + (self.buffered.count() - begin) as usize;
-        self.place = if done < self.leases.len() {
-            Place::Leases(done)
+        let done = done + (self.buffered.count() - before) as usize;
+        self.position = if done < self.leases.len() {
+            Position::Leases(done)
         } else {
-            Place::Base(Bytes::from_static(&[0]))
+            Position::Base(Bytes::from_static(&[0]))
         };
         self.cut(Section::Leases)
     }
@@ -155,7 +155,7 @@ impl<'a> Chunks<'a> {
         }
         match resume {
             Some(key) => {
-                self.place = Place::Base(key);
+                self.position = Position::Base(key);
                 if self.buffered.len() >= FULL {
                     self.cut(Section::Base)
                 } else {
@@ -163,36 +163,36 @@ impl<'a> Chunks<'a> {
                 }
             }
             None => {
-                self.place = Place::History(self.floor, 0);
+                self.position = Position::History(self.floor, 0);
                 self.cut(Section::Base)
             }
         }
     }
 
     fn fill_history(&mut self, mut revision: i64, mut done: usize) -> Option<(Bytes, u64)> {
-        let mut looked = 0;
-        let mut ended = true;
+        let mut visited = 0;
+        let mut is_done = true;
         {
             let state = self.read();
             for change in state.mvcc.changes(revision).skip(done) {
                 if change.revision > self.revision {
                     break;
                 }
-                if looked == PAGE || self.buffered.len() >= FULL {
-                    ended = false;
+                if visited == PAGE || self.buffered.len() >= FULL {
+                    is_done = false;
                     break;
                 }
-                looked += 1;
+                visited += 1;
                 done = if change.revision == revision { done + 1 } else { 1 };
                 revision = change.revision;
                 self.buffered.change(&change.kv);
             }
         }
-        if ended {
-            self.place = Place::End;
+        if is_done {
+            self.position = Position::End;
             return self.cut(Section::History);
         }
-        self.place = Place::History(revision, done);
+        self.position = Position::History(revision, done);
         if self.buffered.len() >= FULL {
             self.cut(Section::History)
         } else {
@@ -206,11 +206,11 @@ impl Iterator for Chunks<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let chunk = match std::mem::replace(&mut self.place, Place::End) {
-                Place::Leases(done) => self.fill_leases(done),
-                Place::Base(from) => self.fill_base(&from),
-                Place::History(revision, done) => self.fill_history(revision, done),
-                Place::End => return None,
+            let chunk = match std::mem::replace(&mut self.position, Position::End) {
+                Position::Leases(done) => self.fill_leases(done),
+                Position::Base(from) => self.fill_base(&from),
+                Position::History(revision, done) => self.fill_history(revision, done),
+                Position::End => return None,
             };
             if chunk.is_some() {
                 return chunk;

@@ -92,7 +92,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn one_that_is_raised_while_it_is_lifted_stays_raised() {
+    async fn a_mark_raised_during_its_removal_stays() {
         let memory = Memory::new();
         let snapshots = Snapshots::new(memory.messages(), "kine.a.snap".into(), Arc::new(memory.open().0));
         snapshots.set_low_watermark(&GOOD).await.unwrap();
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_every_flipped_bit() {
+    fn every_flipped_bit_is_found() {
         let good = GOOD.encode().unwrap();
         assert_eq!(LowWatermark::decode(&good).unwrap(), GOOD);
         for bit in 0..good.len() * 8 {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn survives_hostile_bytes_behind_a_good_hash() {
+    fn hostile_bytes_with_a_valid_hash_do_not_panic() {
         let mut random = seeded();
         let good = GOOD.encode().unwrap();
         let mut read = 0;

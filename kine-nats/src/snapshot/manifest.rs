@@ -106,7 +106,7 @@ impl Manifest {
     }
 
     /// Order of snapshots: the one with the higher place is newer.
-    pub(crate) fn place(&self) -> (u64, u64) {
+    pub(crate) fn order(&self) -> (u64, u64) {
         (self.sequence, self.epoch)
     }
 
@@ -132,7 +132,7 @@ impl Manifest {
 
     /// Creates an empty state into which the chunks are loaded. The time of leases starts with the
     /// next writer.
-    pub(crate) fn begin(&self) -> Snapshot {
+    pub(crate) fn empty_snapshot(&self) -> Snapshot {
         let fencing = FencingState {
             sequence: self.sequence,
             cluster: self.cluster,

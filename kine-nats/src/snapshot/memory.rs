@@ -85,7 +85,7 @@ impl MemoryMessages {
     }
 
     /// Corrupts the newest message of a subject.
-    pub(crate) fn damage(&self, subject: &str) {
+    pub(crate) fn corrupt(&self, subject: &str) {
         let mut inner = self.lock();
         let newest = inner.messages.values_mut().rev().find(|(found, _)| found == subject);
         newest.unwrap().1 = Bytes::from_static(b"damaged");
@@ -127,9 +127,9 @@ impl Messages for MemoryMessages {
     }
 
     async fn subjects(&self, filter: &str) -> Result<BTreeMap<String, u64>, LogError> {
-        let begin = filter.trim_end_matches('>');
+        let prefix = filter.trim_end_matches('>');
         let mut counts = self.counts();
-        counts.retain(|subject, _| subject.starts_with(begin));
+        counts.retain(|subject, _| subject.starts_with(prefix));
         Ok(counts)
     }
 

@@ -9,7 +9,7 @@ use crate::snapshot::error::SnapshotError;
 use crate::snapshot::manifest::{Manifest, Snapshot, Written};
 use crate::snapshot::messages::Messages;
 use crate::snapshot::point::SnapshotPoint;
-use crate::snapshot::rate_limit::Pauses;
+use crate::snapshot::rate_limit::Throttle;
 use crate::state::State;
 use std::sync::{Arc, RwLock};
 use tokio::sync::{Mutex, watch};
@@ -68,7 +68,7 @@ impl<M: Messages> Location<M> {
         &self,
         (state, pin): (&RwLock<State>, &SnapshotPoint),
         name: String,
-        pauses: &mut Pauses,
+        throttle: &mut Throttle,
     ) -> Result<Manifest, SnapshotError> {
         let subject = self.chunks(&name);
         let mut written = Written {
@@ -84,7 +84,7 @@ impl<M: Messages> Location<M> {
                 written.first = stored;
             }
             written.chunks += 1;
-            pauses.pause().await;
+            throttle.wait().await;
         }
         written.digest = digest.digest();
         let manifest = Manifest::new(pin, written);
@@ -95,20 +95,20 @@ impl<M: Messages> Location<M> {
     /// Removes chunks below a sequence that no manifest names. Does nothing if a manifest is
     /// unreadable, because it may name any of them.
     async fn remove_orphans(&self, sequence: u64) -> Result<(), SnapshotError> {
-        let begin = self.chunks("");
+        let prefix = self.chunks("");
         let counts = self.stream.subjects(&format!("{}.>", self.prefix)).await?;
         let manifests = self.list().await?;
         if counts.get(&self.manifests()).copied().unwrap_or(0) != manifests.len() as u64 {
             return Ok(());
         }
         for subject in counts.keys() {
-            let name = subject.strip_prefix(&begin).unwrap_or_default();
+            let name = subject.strip_prefix(&prefix).unwrap_or_default();
             let below = name
                 .split('.')
                 .next()
                 .and_then(|number| number.parse::<u64>().ok())
                 .is_some_and(|number| number < sequence);
-            if below && manifests.iter().all(|kept| kept.manifest.name != name) {
+            if below && manifests.iter().all(|stored| stored.manifest.name != name) {
                 self.stream.purge_subject(subject).await?;
             }
         }
@@ -139,8 +139,8 @@ impl<M: Messages> Location<M> {
     }
 
     async fn read(&self, manifest: &Manifest) -> Result<Snapshot, SnapshotError> {
-        let mut snapshot = manifest.begin();
-        self.walk(manifest, &mut Pauses::new(None), |chunk| snapshot.load(chunk))
+        let mut snapshot = manifest.empty_snapshot();
+        self.walk(manifest, &mut Throttle::new(None), |chunk| snapshot.load(chunk))
             .await?;
         Ok(snapshot.finish())
     }
@@ -149,7 +149,7 @@ impl<M: Messages> Location<M> {
     async fn walk(
         &self,
         manifest: &Manifest,
-        pauses: &mut Pauses,
+        throttle: &mut Throttle,
         mut take: impl FnMut(Chunk),
     ) -> Result<(), SnapshotError> {
         let subject = self.chunks(&manifest.name);
@@ -170,7 +170,7 @@ impl<M: Messages> Location<M> {
                 next = sequence + 1;
                 number += 1;
             }
-            pauses.pause().await;
+            throttle.wait().await;
         }
         if digest.digest() == manifest.digest {
             Ok(())
@@ -209,7 +209,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
     }
 
     /// Lets snapshots pause as long as nothing waits for them.
-    pub(crate) fn with_pauses(&self, hurried: watch::Receiver<bool>) -> Self {
+    pub(crate) fn with_throttle(&self, hurried: watch::Receiver<bool>) -> Self {
         let hurried = Some(hurried);
         Self {
             hurried,
@@ -228,22 +228,22 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         state: &RwLock<State>,
         pin: &SnapshotPoint,
     ) -> Result<u64, SnapshotError> {
-        let mut pauses = Pauses::new(self.hurried.as_ref());
-        let manifest = self.store(state, pin, &mut pauses).await?;
-        self.purge_superseded(&manifest, &mut pauses).await?;
+        let mut throttle = Throttle::new(self.hurried.as_ref());
+        let manifest = self.store(state, pin, &mut throttle).await?;
+        self.purge_superseded(&manifest, &mut throttle).await?;
         Ok(manifest.bytes)
     }
 
     /// Stores a snapshot of the pinned state without pauses, and purges nothing.
     pub(crate) async fn save(&self, state: &RwLock<State>, pin: &SnapshotPoint) -> Result<Manifest, SnapshotError> {
-        self.store(state, pin, &mut Pauses::new(None)).await
+        self.store(state, pin, &mut Throttle::new(None)).await
     }
 
     async fn store(
         &self,
         state: &RwLock<State>,
         pin: &SnapshotPoint,
-        pauses: &mut Pauses,
+        throttle: &mut Throttle,
     ) -> Result<Manifest, SnapshotError> {
         let FencingState { sequence, writer, .. } = pin.fencing;
         self.remove_orphans(sequence).await?;
@@ -253,7 +253,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         };
         let name = format!("{sequence}.{writer:x}-{:x}", rand::random::<u32>());
         let subject = location.chunks(&name);
-        let manifest_result = location.write((state, pin), name, pauses).await;
+        let manifest_result = location.write((state, pin), name, throttle).await;
         if manifest_result.is_err()
             && let Err(error) = location.stream.purge_subject(&subject).await
         {
@@ -279,7 +279,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
             manifests.extend(location.list().await?);
         }
         // A writer that was suspended may store an older snapshot behind a newer one.
-        manifests.sort_by_key(|kept| kept.manifest.place());
+        manifests.sort_by_key(|stored| stored.manifest.order());
         Ok(manifests)
     }
 
@@ -303,24 +303,32 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
     /// Number of snapshots with all chunks at or below a sequence.
     pub(crate) async fn count(&self, most: u64) -> Result<usize, SnapshotError> {
         let manifests = self.complete().await?;
-        Ok(manifests.iter().filter(|kept| kept.manifest.sequence <= most).count())
+        Ok(manifests
+            .iter()
+            .filter(|stored| stored.manifest.sequence <= most)
+            .count())
     }
 
     /// The highest sequence of any snapshot, complete or not; 0 without one.
     pub(crate) async fn highest(&self) -> Result<u64, SnapshotError> {
         let manifests = self.list().await?;
-        Ok(manifests.iter().map(|kept| kept.manifest.sequence).max().unwrap_or(0))
+        Ok(manifests
+            .iter()
+            .map(|stored| stored.manifest.sequence)
+            .max()
+            .unwrap_or(0))
     }
 
     /// Retains the newest snapshot, the newest earlier one that reads back, and the log behind that
     /// one. Purges the rest.
-    async fn purge_superseded(&self, newest: &Manifest, pauses: &mut Pauses) -> Result<(), SnapshotError> {
+    async fn purge_superseded(&self, newest: &Manifest, throttle: &mut Throttle) -> Result<(), SnapshotError> {
         let manifests = self.complete().await?;
-        match manifests.last().map(|kept| &kept.manifest) {
+        match manifests.last().map(|stored| &stored.manifest) {
             Some(last) if last == newest => {}
             // Either of two snapshots at one sequence may be the last.
-            Some(last) if last.place() == newest.place() && manifests.iter().any(|kept| kept.manifest == *newest) => {}
-            Some(last) if last.place() >= newest.place() => {
+            Some(last)
+                if last.order() == newest.order() && manifests.iter().any(|stored| stored.manifest == *newest) => {}
+            Some(last) if last.order() >= newest.order() => {
                 return Err(SnapshotError::Stale { newest: last.sequence });
             }
             _ => return Err(SnapshotError::ReadBack),
@@ -328,7 +336,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         let Some((last, earlier)) = manifests.split_last() else {
             return Ok(());
         };
-        let Some(older) = newest_readable(earlier, pauses).await? else {
+        let Some(older) = newest_readable(earlier, throttle).await? else {
             return Ok(());
         };
         let (end, sequence) = (self.log.info().await?.last, older.manifest.sequence);
@@ -337,10 +345,10 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
             return Ok(());
         }
         for location in self.locations() {
-            let kept = [older, last]
+            let retained = [older, last]
                 .into_iter()
-                .filter(|kept| std::ptr::eq(kept.location, location));
-            let Some(below) = kept.map(StoredManifest::first).min() else {
+                .filter(|stored| std::ptr::eq(stored.location, location));
+            let Some(below) = retained.map(StoredManifest::first).min() else {
                 continue;
             };
             if std::ptr::eq(location, &self.main) {
@@ -373,14 +381,14 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
 /// become corrupt, which only reading shows.
 async fn newest_readable<'a, 'b, M: Messages>(
     manifests: &'a [StoredManifest<'b, M>],
-    pauses: &mut Pauses,
+    throttle: &mut Throttle,
 ) -> Result<Option<&'a StoredManifest<'b, M>>, SnapshotError> {
-    for kept in manifests.iter().rev() {
-        match kept.location.walk(&kept.manifest, pauses, drop).await {
-            Ok(()) => return Ok(Some(kept)),
+    for stored in manifests.iter().rev() {
+        match stored.location.walk(&stored.manifest, throttle, drop).await {
+            Ok(()) => return Ok(Some(stored)),
             Err(SnapshotError::Log(error)) if error.is_transient() => return Err(error.into()),
             Err(error) => {
-                tracing::error!(sequence = kept.manifest.sequence, error = %error, "A snapshot is corrupt");
+                tracing::error!(sequence = stored.manifest.sequence, error = %error, "A snapshot is corrupt");
             }
         }
     }

@@ -20,7 +20,7 @@ const REPEAT: Duration = Duration::from_millis(1500);
 pub(super) async fn forward(peers: &dyn Peers, store: &Store, leader: Leader, command: Command) -> Outcome {
     let answered = tokio::select! {
         biased;
-        answered = peers.ask(leader.member(), leader.epoch, &command) => answered,
+        answered = peers.request(leader.member(), leader.epoch, &command) => answered,
         () = replaced(store, leader) => Err(PeerError::Unknown),
         () = sleep(REPEAT), if command.is_repeatable() => Err(PeerError::Unknown),
     };

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 /// Time after the end of a lease from which on there is no leader.
-const LOST: Duration = Duration::from_secs(3);
+const LOST_AFTER: Duration = Duration::from_secs(3);
 
 impl Store {
     /// The member id of the writer; 0 if none is known.
@@ -48,8 +48,8 @@ impl Store {
         match self.lease.leader_until.load(Ordering::Acquire) {
             0 => Duration::ZERO,
             until => {
-                let lost = until.saturating_add(nanoseconds(LOST));
-                Duration::from_nanos(lost.saturating_sub(nanoseconds(clock::now())))
+                let lost_at = until.saturating_add(nanoseconds(LOST_AFTER));
+                Duration::from_nanos(lost_at.saturating_sub(nanoseconds(clock::now())))
             }
         }
     }
@@ -87,7 +87,7 @@ mod tests {
     use tokio::time::{Instant, timeout};
 
     #[tokio::test(start_paused = true)]
-    async fn streams_hear_each_time_that_the_leader_is_lost_and_never_else() {
+    async fn streams_are_woken_only_when_the_leader_is_lost() {
         let state = State::new(Mvcc::new());
         let store = Arc::new(Store::new(state, Quota::new(None, None), Metrics::new(), None));
         let (stores, receiver) = watch::channel(None);
@@ -101,10 +101,10 @@ mod tests {
                 let quiet = timeout(Duration::from_secs(4), &mut woken).await;
                 assert!(quiet.is_err() && store.has_leader());
             }
-            let begun = Instant::now();
+            let start = Instant::now();
             woken.await;
             assert!(!store.has_leader());
-            assert!(begun.elapsed() <= Duration::from_millis(1002), "{:?}", begun.elapsed());
+            assert!(start.elapsed() <= Duration::from_millis(1002), "{:?}", start.elapsed());
         }
         let quiet = timeout(Duration::from_secs(3600), store.hub.woken()).await;
         assert!(quiet.is_err());

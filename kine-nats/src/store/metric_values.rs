@@ -9,7 +9,7 @@ impl Store {
         let (watches, slow_watches) = self.hub.watches();
         let is_leader = self.is_writer();
         let has_leader = if is_leader {
-            self.lease_holds()
+            self.has_valid_lease()
         } else {
             self.has_leader()
         };

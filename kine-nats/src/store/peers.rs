@@ -41,8 +41,12 @@ pub(crate) trait Peers: std::fmt::Debug + Send + Sync {
     /// The member id of this process.
     fn member(&self) -> u64;
     /// Sends a request to the writer of an epoch in a process, and waits for its answer.
-    fn ask<'a>(&'a self, member: u64, epoch: u64, command: &'a Command)
-    -> BoxFuture<'a, Result<PeerAnswer, PeerError>>;
+    fn request<'a>(
+        &'a self,
+        member: u64,
+        epoch: u64,
+        command: &'a Command,
+    ) -> BoxFuture<'a, Result<PeerAnswer, PeerError>>;
     /// Announces to all processes which of them is to become the writer after this one resigns. The
     /// announcement arrives before any record that this process sends to the log afterwards.
     fn name_successor(&self, member: u64) -> BoxFuture<'_, ()>;

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 pub(super) struct Proofs {
     sent: u64,
     stored: u64,
-    wanted: u64,
+    needed: u64,
 }
 
 /// The first record that proves to a read that no other process wrote before the read arrived.
@@ -18,14 +18,14 @@ pub(super) struct Ticket(u64);
 impl Proofs {
     /// Registers a read. Records that were already sent prove nothing to it. All reads before the
     /// next record share that record.
-    pub(super) fn ask(&mut self) -> Ticket {
-        self.wanted = self.sent + 1;
-        Ticket(self.wanted)
+    pub(super) fn register(&mut self) -> Ticket {
+        self.needed = self.sent + 1;
+        Ticket(self.needed)
     }
 
     /// Whether a read waits for a record that is not sent yet.
-    pub(super) fn is_wanted(&self) -> bool {
-        self.sent < self.wanted
+    pub(super) fn is_needed(&self) -> bool {
+        self.sent < self.needed
     }
 
     /// Numbers a record; call this before sending it.
@@ -48,7 +48,7 @@ impl Proofs {
 #[derive(Debug, Default)]
 pub(super) struct Strict {
     proofs: Mutex<Proofs>,
-    pub(super) asked: Notify,
+    pub(super) requested: Notify,
 }
 
 impl Strict {
@@ -62,36 +62,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_record_that_is_sent_after_the_read_came_proves_anything() {
+    fn only_a_record_after_the_read_is_a_proof() {
         let mut proofs = Proofs::default();
         let early = proofs.send();
-        let ticket = proofs.ask();
+        let ticket = proofs.register();
         proofs.store(early);
-        assert!(!proofs.proves(ticket) && proofs.is_wanted());
+        assert!(!proofs.proves(ticket) && proofs.is_needed());
         let late = proofs.send();
-        assert!(!proofs.proves(ticket) && !proofs.is_wanted());
+        assert!(!proofs.proves(ticket) && !proofs.is_needed());
         proofs.store(late);
         assert!(proofs.proves(ticket));
-        let later = proofs.ask();
+        let later = proofs.register();
         assert!(!proofs.proves(later));
     }
 
     #[test]
-    fn reads_that_come_before_the_next_record_share_it() {
+    fn reads_before_the_next_record_share_it() {
         let mut proofs = Proofs::default();
-        let tickets = [proofs.ask(), proofs.ask(), proofs.ask()];
+        let tickets = [proofs.register(), proofs.register(), proofs.register()];
         let shared = proofs.send();
-        assert!(!proofs.is_wanted());
-        let later = proofs.ask();
-        assert!(proofs.is_wanted());
+        assert!(!proofs.is_needed());
+        let later = proofs.register();
+        assert!(proofs.is_needed());
         proofs.store(shared);
         assert!(tickets.iter().all(|ticket| proofs.proves(*ticket)) && !proofs.proves(later));
     }
 
     #[test]
-    fn a_record_that_is_never_stored_is_made_up_for_by_the_next() {
+    fn the_next_record_replaces_an_unstored_one() {
         let mut proofs = Proofs::default();
-        let ticket = proofs.ask();
+        let ticket = proofs.register();
         proofs.send();
         let next = proofs.send();
         proofs.store(next);

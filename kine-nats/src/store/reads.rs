@@ -14,7 +14,7 @@ enum Assurance {
     /// This process is the writer, provided that the lease is still valid after the read.
     Lease,
     /// The log or its writer was consulted after the read arrived, and this process has caught up.
-    Asked,
+    Confirmed,
 }
 
 impl Store {
@@ -40,13 +40,13 @@ impl Store {
     async fn wait_to_assure(&self) -> Result<Assurance, RpcError> {
         let deadline = Instant::now() + REQUEST_LIMIT;
         let limit = |_| RpcError::Timeout;
-        let (under_way, ticket) = (self.under_way(), self.ask_for_proof());
+        let (head_in_flight, ticket) = (self.head_in_flight(), self.request_proof());
         loop {
             let changed = self.changed.notified();
             match ticket {
-                Some(ticket) if self.proves(ticket) => return Ok(Assurance::Asked),
+                Some(ticket) if self.proves(ticket) => return Ok(Assurance::Confirmed),
                 // Requests in flight end with the old state when the state is reread from the log.
-                None if self.lease_holds() && self.revision() >= under_way.min(self.under_way()) => {
+                None if self.has_valid_lease() && self.revision() >= head_in_flight.min(self.head_in_flight()) => {
                     return Ok(Assurance::Lease);
                 }
                 _ => {}
@@ -60,7 +60,7 @@ impl Store {
                 timeout_at(deadline, changed).await.map_err(limit)?;
             } else {
                 timeout_at(deadline, self.barrier()).await.map_err(limit)??;
-                return Ok(Assurance::Asked);
+                return Ok(Assurance::Confirmed);
             }
         }
     }
@@ -68,7 +68,7 @@ impl Store {
     /// The revision that a follower may already show. It reads the writer's record from the log,
     /// maybe before the ack arrives here. Without followers, no process sees a record earlier than
     /// this one.
-    fn under_way(&self) -> i64 {
+    fn head_in_flight(&self) -> i64 {
         match &self.peers {
             Some(_) => self.read().mvcc.head(),
             None => 0,
@@ -100,7 +100,7 @@ impl Store {
             let assurance = self.assure().await?;
             let value = read(&self.read());
             // The process may have been suspended in between.
-            if assurance == Assurance::Asked || self.lease_holds() {
+            if assurance == Assurance::Confirmed || self.has_valid_lease() {
                 return Ok(value);
             }
         }

@@ -3,7 +3,7 @@
 //! rejected that record.
 //!
 //! ```text
-//! read ──► Proofs::ask ──► a record that was sent since is stored ──► the state is read
+//! read ──► Proofs::register ──► a record that was sent since is stored ──► the state is read
 //!              └─ wanted ─► writer: a record without operations, unless one was sent since
 //! ```
 
@@ -24,10 +24,10 @@ impl Store {
     }
 
     /// Registers a read.
-    pub(super) fn ask_for_proof(&self) -> Option<Ticket> {
+    pub(super) fn request_proof(&self) -> Option<Ticket> {
         self.strict.as_ref().map(|strict| {
-            let ticket = strict.proofs().ask();
-            strict.asked.notify_one();
+            let ticket = strict.proofs().register();
+            strict.requested.notify_one();
             ticket
         })
     }
@@ -39,13 +39,13 @@ impl Store {
     }
 
     /// Waits until a read needs a record that is not sent yet.
-    pub(crate) async fn wait_for_wanted_proof(&self) {
+    pub(crate) async fn wait_for_proof_request(&self) {
         let Some(strict) = &self.strict else {
             return pending().await;
         };
-        while !strict.proofs().is_wanted() {
+        while !strict.proofs().is_needed() {
             // A notification that arrived before this call is not lost.
-            strict.asked.notified().await;
+            strict.requested.notified().await;
         }
     }
 

@@ -49,8 +49,8 @@ impl Store {
         if !self.role.send_if_modified(resigns) {
             return Err(RpcError::NotLeader);
         }
-        let begun = |role: &Role| matches!(role, Role::Follower(Some(leader)) if leader.member() == target);
-        match timeout(REQUEST_LIMIT, roles.wait_for(begun)).await {
+        let is_leader = |role: &Role| matches!(role, Role::Follower(Some(leader)) if leader.member() == target);
+        match timeout(REQUEST_LIMIT, roles.wait_for(is_leader)).await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) | Err(_) => Err(RpcError::LeaderNotMoved),
         }

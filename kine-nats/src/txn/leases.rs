@@ -61,7 +61,7 @@ impl Step<'_, '_> {
                 ..Default::default()
             };
         };
-        let left = lease.ends.saturating_sub(self.evaluation.now).as_secs();
+        let left = lease.expires.saturating_sub(self.evaluation.now).as_secs();
         let keys = if keys {
             lease.keys.iter().cloned().collect()
         } else {
@@ -79,7 +79,7 @@ impl Step<'_, '_> {
     /// Lists leases, the first to expire first.
     pub(super) fn leases(&self) -> pb::LeaseLeasesResponse {
         let mut leases: Vec<_> = self.evaluation.state.leases.iter().collect();
-        leases.sort_by_key(|(_, lease)| lease.ends);
+        leases.sort_by_key(|(_, lease)| lease.expires);
         pb::LeaseLeasesResponse {
             header: self.header(),
             leases: leases.into_iter().map(|(id, _)| pb::LeaseStatus { id }).collect(),

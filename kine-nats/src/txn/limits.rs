@@ -25,7 +25,7 @@ const COMPACTION: (&[u8], usize) = (b"compact_rev_key", 32);
 /// Whether a put is the one that kube-apiserver needs before each compaction. A full store must
 /// accept it.
 /// <https://github.com/kubernetes/kubernetes/blob/v1.35.0/staging/src/k8s.io/apiserver/pkg/storage/etcd3/compact.go>
-pub(super) fn begins_compaction(request: &pb::PutRequest) -> bool {
+pub(super) fn starts_compaction(request: &pb::PutRequest) -> bool {
     request.key == COMPACTION.0 && request.value.len() <= COMPACTION.1 && !request.ignore_value
 }
 
@@ -33,7 +33,7 @@ impl Path<'_> {
     /// Whether the path puts anything besides the key with which kube-apiserver starts a compaction.
     pub(super) fn puts_more_than_a_compaction(&self) -> bool {
         self.steps.iter().any(|step| match step {
-            PathStep::Single(Request::RequestPut(request)) => !begins_compaction(request),
+            PathStep::Single(Request::RequestPut(request)) => !starts_compaction(request),
             PathStep::Single(_) => false,
             PathStep::Nested(path) => path.puts_more_than_a_compaction(),
         })
@@ -50,11 +50,11 @@ impl Step<'_, '_> {
     }
 
     pub(super) fn put_size(&self, request: &pb::PutRequest) -> usize {
-        let kept = request
+        let existing = request
             .ignore_value
             .then(|| self.evaluation.state.mvcc.latest(&request.key))
             .flatten();
-        OPERATION + request.key.len() + kept.map_or(request.value.len(), |item| Item::value(item).len())
+        OPERATION + request.key.len() + existing.map_or(request.value.len(), |item| Item::value(item).len())
     }
 
     pub(super) fn path_size(&self, path: &Path<'_>) -> usize {
@@ -113,7 +113,7 @@ impl Step<'_, '_> {
     fn compares(&self, request: &pb::TxnRequest) -> i64 {
         let mvcc = &self.evaluation.state.mvcc;
         let ranges = request.compare.iter().filter(|compare| !compare.range_end.is_empty());
-        let here: i64 = ranges
+        let own: i64 = ranges
             .map(|compare| mvcc.count(&compare.key, &compare.range_end, mvcc.head()))
             .sum();
         let operations = request.success.iter().chain(&request.failure);
@@ -121,7 +121,7 @@ impl Step<'_, '_> {
             Some(Request::RequestTxn(nested)) => self.compares(nested),
             _ => 0,
         });
-        here + nested.sum::<i64>()
+        own + nested.sum::<i64>()
     }
 
     /// Number of keys that the ranges of a path visit. Stops counting above `most`.

@@ -143,7 +143,7 @@ fn revision(answer: &pb::TxnResponse) -> i64 {
 }
 
 #[test]
-fn the_three_shapes_of_kubernetes() {
+fn transactions_of_kubernetes_are_executed() {
     let mut bench = Bench::new();
     let create = |value| pb::TxnRequest {
         compare: vec![modified("a", 0)],
@@ -178,13 +178,13 @@ fn the_three_shapes_of_kubernetes() {
     };
     let deleted = bench.txn(delete.clone());
     assert!(deleted.succeeded && revision(&deleted) == 4);
-    let gone = bench.txn(delete);
-    assert!(!gone.succeeded && revision(&gone) == 4);
+    let deleted = bench.txn(delete);
+    assert!(!deleted.succeeded && revision(&deleted) == 4);
     bench.check_replay();
 }
 
 #[test]
-fn compares() {
+fn comparisons_follow_etcd() {
     use CompareResult::{Equal, Greater, Less, NotEqual};
     use CompareTarget::{Create, Lease, Mod, Value, Version};
     let mut bench = Bench::new();
@@ -256,7 +256,7 @@ fn compares() {
 }
 
 #[test]
-fn all_of_a_transaction_has_one_revision_and_sees_its_own_writes() {
+fn a_transaction_has_one_revision_and_reads_its_own_writes() {
     let mut bench = Bench::new();
     bench.put("x1", "");
     bench.put("x2", "");
@@ -307,7 +307,7 @@ fn all_of_a_transaction_has_one_revision_and_sees_its_own_writes() {
 }
 
 #[test]
-fn what_is_refused_changes_nothing() {
+fn a_rejected_transaction_changes_nothing() {
     let mut bench = Bench::new();
     bench.put("a", "1");
     let bad_lease = pb::PutRequest {
@@ -364,7 +364,7 @@ fn what_is_refused_changes_nothing() {
 }
 
 #[test]
-fn nothing_is_put_over_the_quota_and_everything_else_goes_on() {
+fn only_puts_are_rejected_over_the_quota() {
     let mut bench = Bench::new();
     bench.put("a", "1");
     bench.quota = 1;
@@ -384,7 +384,7 @@ fn nothing_is_put_over_the_quota_and_everything_else_goes_on() {
 }
 
 #[test]
-fn leases_take_room_as_long_as_they_last() {
+fn leases_count_for_the_quota_until_they_end() {
     let mut bench = Bench::new();
     bench.quota = 2560;
     for id in 1..=10 {
@@ -399,7 +399,7 @@ fn leases_take_room_as_long_as_they_last() {
 }
 
 #[test]
-fn a_lease_takes_its_keys_with_it_at_one_revision() {
+fn a_revoked_lease_deletes_its_keys_at_one_revision() {
     let mut bench = Bench::new();
     bench.run(Command::Grant { id: 7, ttl: 5 }).unwrap();
     assert_eq!(
@@ -442,7 +442,7 @@ fn a_lease_takes_its_keys_with_it_at_one_revision() {
 }
 
 #[test]
-fn puts_and_deletes_answer_what_was_there() {
+fn puts_and_deletes_return_previous_values() {
     let mut bench = Bench::new();
     let with_previous = |value| {
         Command::Put(pb::PutRequest {

@@ -12,7 +12,7 @@ use crate::writer::task::Writer;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-const PAUSE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a log must stay truncated before it is repaired. Together with the time of detection
 /// this is well below the lease, which is all that a challenger waits that starts to read now.
 const PATIENCE: Duration = Duration::from_millis(400);
@@ -26,15 +26,15 @@ impl<L: Log, M: Messages> Writer<L, M> {
         let info = loop {
             match self.log.info().await {
                 Ok(info) if info.last < acknowledged && Instant::now() >= deadline => break info,
-                Ok(info) if info.last < acknowledged => sleep(PAUSE).await,
+                Ok(info) if info.last < acknowledged => sleep(POLL_INTERVAL).await,
                 // The caller tries again.
                 Ok(_) | Err(_) => return Ok(()),
             }
         };
         let last = info.last;
         tracing::error!(last, acknowledged, "The log has lost acknowledged records");
-        let (line, memory) = ((&mut self.acks, &mut self.token), (&self.recent, &self.fencing));
-        match append_again(&*self.log, line, memory, info).await {
+        let (channel, memory) = ((&mut self.acks, &mut self.token), (&self.recent, &self.fencing));
+        match append_again(&*self.log, channel, memory, info).await {
             Ok(AppendResult::Done) => {
                 tracing::warn!(acknowledged, "Stored the lost records in the log again");
                 return Ok(());

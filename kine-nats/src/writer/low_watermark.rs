@@ -60,7 +60,7 @@ impl LowWatermarkJob {
     }
 
     /// Marks a low watermark as due, because a client got an answer.
-    pub(super) fn note(&mut self) {
+    pub(super) fn mark_due(&mut self) {
         self.due = true;
     }
 
@@ -72,7 +72,7 @@ impl LowWatermarkJob {
 
     /// Starts the job when it is time. Returns how many records the log has lost before its end, if
     /// a job has just determined that.
-    pub(super) fn begin<L: Log, M: Messages>(
+    pub(super) fn start_due<L: Log, M: Messages>(
         &mut self,
         store: &Arc<Store>,
         log: &Arc<L>,
@@ -80,9 +80,9 @@ impl LowWatermarkJob {
     ) -> Option<u64> {
         let mut holes = None;
         if let Some(job) = &mut self.job {
-            let ended = job.now_or_never()?;
+            let finished = job.now_or_never()?;
             self.job = None;
-            let raised = ended.unwrap_or(RaiseResult::Not);
+            let raised = finished.unwrap_or(RaiseResult::Not);
             if raised != RaiseResult::Stored {
                 (self.due, self.not_before) = (true, clock::now() + AGAIN);
             }

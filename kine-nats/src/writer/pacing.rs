@@ -138,7 +138,7 @@ impl SnapshotBackoff {
 pub(super) struct Space {
     pub(super) limit: Option<u64>,
     /// Bytes at the last check, and bytes that had been appended by then.
-    pub(super) seen: (u64, u64),
+    pub(super) checked: (u64, u64),
     /// Bytes that this writer appended.
     pub(super) appended: Arc<AtomicU64>,
 }
@@ -148,7 +148,7 @@ impl Space {
     /// puts are rejected: epochs, heartbeats, ends of leases, deletes and compactions.
     pub(super) fn is_tight(&self) -> bool {
         let Some(limit) = self.limit else { return false };
-        let used = self.seen.0 + (self.appended.load(Ordering::Relaxed) - self.seen.1);
+        let used = self.checked.0 + (self.appended.load(Ordering::Relaxed) - self.checked.1);
         used + RESERVE.min(limit / 4) >= limit
     }
 }

@@ -65,18 +65,18 @@ impl<L: Log, M: Messages> Writer<L, M> {
         self.store.record_proof(batch.number);
         self.store.set_written(sequence, batch.revision);
         self.store.extend_lease(batch.sent + LEASE_USED);
-        self.note(&batch, before);
+        self.record_stored(&batch, before);
         // Notify watches before replying: a client that then requests the progress of a watch must
         // see its own write.
         self.store.notify_watchers(before, batch.revision);
         batch.replies.into_iter().for_each(answer);
     }
 
-    fn note(&mut self, batch: &Batch, before: i64) {
+    fn record_stored(&mut self, batch: &Batch, before: i64) {
         let metrics = &self.store.metrics;
         metrics.batches.inc();
         metrics.committed(clock::now().saturating_sub(batch.sent));
-        self.background.note(batch, batch.revision > before);
+        self.background.record_stored(batch, batch.revision > before);
         self.store.set_full(self.background.is_tight());
     }
 
@@ -88,21 +88,21 @@ impl<L: Log, M: Messages> Writer<L, M> {
             pending = self.pending.len(),
             "Records are unacknowledged; looking them up in the log"
         );
-        let (begun, mut silent) = (Instant::now(), 0);
+        let (start, mut silent) = (Instant::now(), 0);
         let (mut is_silent, mut is_reported) = (false, false);
         let mut hole: Option<Instant> = None;
         let since = self.pending.front().map_or_else(clock::now, |batch| batch.sent);
-        let (mut reached, mut pause) = (self.fencing.sequence, Duration::ZERO);
+        let (mut reached, mut delay) = (self.fencing.sequence, Duration::ZERO);
         while !self.pending.is_empty() {
             // Any other result between two gaps ends their series.
             let seen = hole.take();
             if reached == self.fencing.sequence {
-                sleep(pause).await;
-                pause = (pause * 2).clamp(BACK_OFF.0, BACK_OFF.1);
+                sleep(delay).await;
+                delay = (delay * 2).clamp(BACK_OFF.0, BACK_OFF.1);
             } else {
-                (reached, pause) = (self.fencing.sequence, Duration::ZERO);
+                (reached, delay) = (self.fencing.sequence, Duration::ZERO);
             }
-            if !is_silent && begun.elapsed() > ACK_LIMIT {
+            if !is_silent && start.elapsed() > ACK_LIMIT {
                 is_silent = true;
                 tracing::warn!(pending = self.pending.len(), "The log does not answer");
             }
@@ -158,13 +158,13 @@ impl<L: Log, M: Messages> Writer<L, M> {
     /// otherwise.
     fn pass(&mut self, sequence: u64, bytes: Bytes) -> Result<(), WriterError> {
         let mut fencing = self.fencing.clone();
-        let void = fencing.skip_foreign(sequence, &bytes)
+        let void = fencing.skip_other_message(sequence, &bytes)
             || fencing.admit(sequence, &codec::decode(&bytes)?, self.store.revision())? == Verdict::Void;
         if void {
             self.store
                 .metrics
-                .foreign
-                .inc_by(fencing.foreign - self.fencing.foreign);
+                .ignored_messages
+                .inc_by(fencing.ignored - self.fencing.ignored);
             self.fencing = fencing;
             self.recent.push(sequence, bytes);
             return Ok(());
@@ -217,7 +217,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
                     tracing::error!("The log's stream is full; storing a snapshot to free space");
                     self.store.set_full(true);
                     self.background.demand(expected);
-                    self.background.begin(&self.store, &self.fencing);
+                    self.background.start_due(&self.store, &self.fencing);
                     self.wait_for_job().await;
                 }
                 Err(Rejection::Other { code, description }) => {
@@ -232,8 +232,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
     /// Gives a snapshot that may free space the time to finish.
     async fn wait_for_job(&mut self) {
         let deadline = Instant::now() + RETRY_FULL;
-        if let Ok(ended) = timeout_at(deadline, self.background.ended()).await {
-            self.background.end(&self.store, ended);
+        if let Ok(result) = timeout_at(deadline, self.background.finished()).await {
+            self.background.apply_result(&self.store, result);
         }
         tokio::time::sleep_until(deadline).await;
     }

@@ -104,7 +104,7 @@ impl<L: Log, M: Messages> BackgroundWork<L, M> {
         unsaved: Unsaved,
     ) -> Self {
         let mut grace = Grace::default();
-        grace.begin();
+        grace.record_compaction();
         Self {
             log,
             snapshots,
@@ -116,7 +116,7 @@ impl<L: Log, M: Messages> BackgroundWork<L, M> {
             leases: state.leases.terms().into_iter().collect(),
             space: Space {
                 limit: info.limit,
-                seen: (info.bytes, 0),
+                checked: (info.bytes, 0),
                 appended: Arc::default(),
             },
             compacted: state.mvcc.compacted(),
@@ -131,16 +131,16 @@ impl<L: Log, M: Messages> BackgroundWork<L, M> {
     }
 
     /// Records a stored record.
-    pub(super) fn note(&mut self, batch: &Batch, changed: bool) {
+    pub(super) fn record_stored(&mut self, batch: &Batch, changed: bool) {
         let bytes = batch.record.len() as u64;
         self.space.appended.fetch_add(bytes + MESSAGE, Ordering::Relaxed);
         self.unsaved.count(bytes, changed);
         if batch.compacted > self.compacted {
             self.compacted = batch.compacted;
-            self.grace.begin();
+            self.grace.record_compaction();
         }
         if changed || !batch.replies.is_empty() {
-            self.low_watermark.note();
+            self.low_watermark.mark_due();
         }
         for (id, ttl) in &batch.leases {
             match ttl {
@@ -185,8 +185,8 @@ impl<L: Log, M: Messages> BackgroundWork<L, M> {
 
     /// Starts a trim or a snapshot if one is due. A snapshot shows the state at the acknowledged
     /// end of the log.
-    pub(super) fn begin(&mut self, store: &Arc<Store>, fencing: &FencingState) {
-        if let Some(holes) = self.low_watermark.begin(store, &self.log, &self.snapshots) {
+    pub(super) fn start_due(&mut self, store: &Arc<Store>, fencing: &FencingState) {
+        if let Some(holes) = self.low_watermark.start_due(store, &self.log, &self.snapshots) {
             let before = std::mem::replace(&mut self.holes, holes);
             if holes > 0 {
                 if holes != before {
@@ -222,7 +222,7 @@ impl<L: Log, M: Messages> BackgroundWork<L, M> {
             self.saving = (std::mem::replace(&mut self.unsaved, now), fencing.sequence);
             self.hurried.send_replace(self.is_awaited(&store));
             let pin = self.pin(&store, fencing);
-            let snapshots = self.snapshots.with_pauses(self.hurried.subscribe());
+            let snapshots = self.snapshots.with_throttle(self.hurried.subscribe());
             let checking = self.check_log();
             self.job = Some(tokio::spawn(async move {
                 let bytes = snapshots.store_and_purge(store.state(), &pin).await?;
@@ -245,10 +245,10 @@ impl<L: Log, M: Messages> BackgroundWork<L, M> {
     }
 
     /// Applies the result of a check of the log.
-    fn apply_check(&mut self, store: &Store, seen: LogCheck) {
-        if let Some((info, appended)) = seen {
+    fn apply_check(&mut self, store: &Store, check: LogCheck) {
+        if let Some((info, appended)) = check {
             self.space.limit = info.limit;
-            self.space.seen = (info.bytes, appended);
+            self.space.checked = (info.bytes, appended);
             self.thresholds = self.config.thresholds(info.limit);
             store.quota.follow(info.limit);
         }
@@ -314,7 +314,7 @@ impl<L: Log, M: Messages> BackgroundWork<L, M> {
     }
 
     /// Waits for the job in progress; forever if there is none.
-    pub(super) async fn ended(&mut self) -> JoinedJob {
+    pub(super) async fn finished(&mut self) -> JoinedJob {
         match &mut self.job {
             Some(job) => job.await,
             None => std::future::pending().await,
@@ -322,15 +322,15 @@ impl<L: Log, M: Messages> BackgroundWork<L, M> {
     }
 
     /// Applies the result of a finished job.
-    pub(super) fn end(&mut self, store: &Store, ended: JoinedJob) {
+    pub(super) fn apply_result(&mut self, store: &Store, result: JoinedJob) {
         self.job = None;
         let saving = std::mem::take(&mut self.saving.0);
-        match ended {
+        match result {
             Ok(Ok(JobResult::Trimmed)) => {}
-            Ok(Ok(JobResult::Checked(seen))) => self.apply_check(store, seen),
-            Ok(Ok(JobResult::Saved(bytes, seen))) => {
+            Ok(Ok(JobResult::Checked(check))) => self.apply_check(store, check),
+            Ok(Ok(JobResult::Saved(bytes, check))) => {
                 self.size = bytes;
-                self.apply_check(store, seen);
+                self.apply_check(store, check);
                 self.backoff.succeed(self.saving.1);
                 store.metrics.snapshots.inc();
                 let took = clock::now().saturating_sub(self.unsaved.since);

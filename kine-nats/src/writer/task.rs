@@ -49,7 +49,7 @@ pub(crate) struct Writer<L, M> {
     /// The acknowledged end of the log.
     pub(super) fencing: FencingState,
     /// Sequence at which this writer started, just behind its epoch record.
-    pub(super) begun: u64,
+    pub(super) first: u64,
     /// Hash of the newest record that was sent.
     pub(super) hash: u64,
     pub(super) pending: VecDeque<Batch>,
@@ -92,8 +92,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
             recent,
         } = parts;
         store.set_stored(fencing.sequence, store.revision());
-        store.metrics.foreign.inc_by(fencing.foreign);
-        let (hash, begun) = (fencing.hash, fencing.sequence);
+        store.metrics.ignored_messages.inc_by(fencing.ignored);
+        let (hash, first) = (fencing.hash, fencing.sequence);
         Self {
             log,
             acks,
@@ -101,7 +101,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             store,
             incarnation,
             fencing,
-            begun,
+            first,
             hash,
             pending: VecDeque::new(),
             token: 0,
@@ -117,7 +117,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
     /// Writes until stopped. Then stores a last snapshot if that is worthwhile, answers the
     /// requests in flight, and gives up the lease.
     pub(crate) async fn run(mut self, stop: watch::Receiver<bool>) -> Result<(), WriterError> {
-        let ended = self.write(stop).await;
+        let result = self.write(stop).await;
         // Requests in flight get no answer from here on. Requests that did not start may be
         // executed by the next writer.
         self.pending.clear();
@@ -127,7 +127,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
             let _ = reply.send(Outcome::Returned(command));
         }
         self.background.abort().await;
-        ended
+        result
     }
 
     async fn write(&mut self, mut stop: watch::Receiver<bool>) -> Result<(), WriterError> {
@@ -135,7 +135,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut leaving = None;
         while leaving.is_none_or(|end| clock::now() < end && self.background.is_worth_saving(&self.store)) {
-            self.background.begin(&self.store, &self.fencing);
+            self.background.start_due(&self.store, &self.fencing);
             // Before taking more: an endless stream of requests would use all room in the pipeline.
             self.expire_due().await?;
             let open = self.has_room();
@@ -144,14 +144,14 @@ impl<L: Log, M: Messages> Writer<L, M> {
                 ack = self.acks.recv() => self.on_ack(ack.ok_or(WriterError::AcksEnded)?).await?,
                 // Before the queue, which may never be empty.
                 _ = tick.tick() => self.on_tick().await?,
-                result = self.background.ended() => self.background.end(&self.store, result),
+                result = self.background.finished() => self.background.apply_result(&self.store, result),
                 () = stopped(&mut stop), if leaving.is_none() => leaving = Some(self.background.prepare_stop(&self.store)),
                 queued = self.queue.recv(), if open => match queued {
                     Some(queued) => self.evaluate(Some(queued)).await?,
                     None => return self.resign().await,
                 },
                 // Requests that were taken from the queue meanwhile form a record, too.
-                () = self.store.wait_for_wanted_proof(), if open => self.dispatch(Operations::default(), Vec::new()).await?,
+                () = self.store.wait_for_proof_request(), if open => self.dispatch(Operations::default(), Vec::new()).await?,
             }
         }
         self.queue.close();
@@ -169,7 +169,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
     /// would continue nothing. The writer therefore sends one record at a time, until the log is
     /// longer than any late record expects.
     fn has_room(&self) -> bool {
-        let alone = self.fencing.sequence < self.begun + STRAGGLERS;
+        let alone = self.fencing.sequence < self.first + STRAGGLERS;
         self.pending.len() < if alone { 1 } else { PIPELINE }
     }
 
@@ -296,7 +296,7 @@ impl<L: Log, M: Messages> Writer<L, M> {
         // A batch without changes has read the newest state while no other process could have
         // written. It may show records in flight, so its answers wait for those. For strict reads
         // this is not sufficient: the records in flight were sent before the reads arrived.
-        if operations.is_empty() && !self.store.is_strict() && self.store.lease_holds() {
+        if operations.is_empty() && !self.store.is_strict() && self.store.has_valid_lease() {
             match self.pending.back_mut() {
                 Some(batch) => batch.replies.extend(replies),
                 None => replies.into_iter().for_each(answer),

@@ -231,7 +231,7 @@ impl Running {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_what_is_stored_and_resigns() {
+async fn stored_writes_are_answered_before_the_writer_resigns() {
     let (memory, running) = started(&[]).await;
     assert_eq!(write(&running.store, "a").await, Ok(2));
     assert_eq!(write(&running.store, "b").await, Ok(3));
@@ -242,7 +242,7 @@ async fn answers_what_is_stored_and_resigns() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_together_is_stored_together() {
+async fn waiting_writes_share_a_record() {
     let (memory, running) = started(&[]).await;
     let before = memory.records().len();
     let writes: Vec<_> = (0..500)
@@ -273,15 +273,18 @@ async fn a_record_in_doubt_is_stored_once_and_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_disconnected_writer_waits_and_goes_on() {
+async fn a_disconnected_writer_waits_and_continues() {
     let (memory, running) = started(&["a"]).await;
     memory.set_connected(false);
     let waiting = running.write_soon("b");
     tokio::time::sleep(LEASE).await;
-    assert!(!running.store.lease_holds(), "reads are refused when the lease is over");
+    assert!(
+        !running.store.has_valid_lease(),
+        "reads are refused when the lease is over"
+    );
     memory.set_connected(true);
     assert_eq!(waiting.await.unwrap(), Ok(3));
-    assert!(running.store.lease_holds());
+    assert!(running.store.has_valid_lease());
     running.stop().await;
 }
 
@@ -293,9 +296,9 @@ async fn a_challenger_waits_for_the_lease_and_the_old_writer_is_fenced() {
     let lost = old.write_soon("lost");
     tokio::time::sleep(Duration::from_millis(50)).await;
     old.writer.abort();
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let new = start(&memory, identity(2, 2)).await;
-    assert!(begun.elapsed() >= LEASE, "{:?}", begun.elapsed());
+    assert!(started_at.elapsed() >= LEASE, "{:?}", started_at.elapsed());
     write(&new.store, "b").await.unwrap();
     assert_eq!(lost.await.unwrap(), Err(RpcError::LeaderFailed));
     new.stop().await;
@@ -327,12 +330,12 @@ async fn a_living_writer_is_fenced_by_a_later_epoch_only() {
         running.writer.await.unwrap(),
         Err(WriterError::Fenced { epoch: 2 })
     ));
-    assert!(!running.store.lease_holds());
+    assert!(!running.store.has_valid_lease());
     assert_eq!(stored(&memory).await, ["a"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_record_of_a_replaced_writer_is_passed_over() {
+async fn a_late_record_of_a_replaced_writer_is_skipped() {
     let (memory, old) = started(&["a"]).await;
     let template = codec::decode(memory.records().last().unwrap()).unwrap();
     old.stop().await;
@@ -350,7 +353,7 @@ async fn a_late_record_of_a_replaced_writer_is_passed_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_record_in_the_place_of_the_first_one_breaks_nothing() {
+async fn a_late_record_before_the_first_one_is_skipped() {
     let (memory, old) = started(&["a"]).await;
     let template = codec::decode(memory.records().last().unwrap()).unwrap();
     old.stop().await;
@@ -375,7 +378,7 @@ async fn a_late_record_in_the_place_of_the_first_one_breaks_nothing() {
 
 /// A log of a writer of an earlier version: its second record was accepted, its first was not.
 #[tokio::test(start_paused = true)]
-async fn a_log_with_a_record_behind_a_displaced_one_is_continued() {
+async fn a_log_with_a_successor_of_a_displaced_record_is_continued() {
     let (memory, old) = started(&["a"]).await;
     let late = memory.records().pop().unwrap();
     old.stop().await;
@@ -396,12 +399,16 @@ async fn a_log_with_a_record_behind_a_displaced_one_is_continued() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_resigned_writer_is_followed_at_once_and_a_lower_incarnation_never_begins() {
+async fn a_resigned_writer_is_replaced_at_once_but_not_by_a_lower_incarnation() {
     let memory = Memory::new();
     start(&memory, identity(1, 5)).await.stop().await;
-    let begun = Instant::now();
+    let started_at = Instant::now();
     start(&memory, identity(2, 5)).await.stop().await;
-    assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert!(
+        started_at.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        started_at.elapsed()
+    );
     let refused = open(&memory, &identity(3, 4)).await;
     assert!(matches!(refused, Err(RecoverError::Superseded { theirs: 5, ours: 4 })));
 }

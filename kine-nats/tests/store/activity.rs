@@ -150,7 +150,7 @@ impl ControlPlane {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_uses_a_cluster_is_heard_of_and_nobody_else() {
+async fn only_users_of_a_cluster_count_as_activity() {
     let plane = ControlPlane::start().await;
     let first = plane.settled().await;
     assert_eq!(
@@ -199,7 +199,7 @@ async fn who_uses_a_cluster_is_heard_of_and_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_hears_nothing_slows_nobody() {
+async fn unreadable_activity_messages_are_accepted() {
     let plane = ControlPlane::start().await;
     let before = plane.settled().await;
     // Every message is accepted, or it would be sent again.

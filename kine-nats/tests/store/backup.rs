@@ -60,7 +60,7 @@ async fn fill(client: &mut Client) {
 }
 
 #[tokio::test]
-async fn an_etcd_goes_on_with_what_was_saved() {
+async fn an_etcd_continues_from_a_backup() {
     let (nats, etcd) = (Nats::start().await, Etcd::start().await);
     let kine = Kine::start(&nats, "backup", &[]).await;
     let (mut theirs, mut ours) = (etcd.client(), kine.client().await);
@@ -112,7 +112,7 @@ async fn an_etcd_goes_on_with_what_was_saved() {
 }
 
 #[tokio::test]
-async fn a_new_store_can_be_saved() {
+async fn a_new_store_can_be_backed_up() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "new", &[]).await;
     let file = save(&kine.url());
@@ -123,7 +123,7 @@ async fn a_new_store_can_be_saved() {
 }
 
 #[tokio::test]
-async fn a_damaged_file_is_refused() {
+async fn a_damaged_file_is_rejected() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "damaged", &[]).await;
     kine.client().await.put("/a", b"value").await.unwrap();
@@ -139,7 +139,7 @@ async fn a_damaged_file_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_writer_and_a_follower_are_saved_under_load() {
+async fn the_writer_and_a_follower_are_backed_up_under_load() {
     let nats = Nats::start().await;
     let writer = Kine::start(&nats, "busy", &["--follow"]).await;
     let follower = Kine::start(&nats, "busy", &["--follow"]).await;

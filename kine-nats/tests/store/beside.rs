@@ -124,7 +124,7 @@ impl Drop for Beside {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_may_run_once_runs_beside_the_writer() {
+async fn singleton_programs_run_beside_the_writer() {
     let (nats, folder) = (Nats::start().await, tempfile::tempdir().unwrap());
     let mut first = Kine::start(&nats, "beside", &STAND_BY).await;
     let mut second = Kine::start(&nats, "beside", &STAND_BY).await;
@@ -180,7 +180,7 @@ async fn what_may_run_once_runs_beside_the_writer() {
 }
 
 #[tokio::test]
-async fn a_writer_alone_tells_nobody_that_it_is_there() {
+async fn a_single_writer_sends_no_announcements() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "alone", &STAND_BY).await;
     let mut client = kine.client().await;
@@ -203,7 +203,7 @@ async fn both_are_members(kine: &Kine) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_writer_that_saves_before_it_ends_is_asked_meanwhile() {
+async fn a_stopping_writer_answers_while_it_stores_a_snapshot() {
     let nats = Nats::start().await;
     let mut writer = Kine::start(&nats, "saves", &STAND_BY).await;
     let follower = Kine::start(&nats, "saves", &STAND_BY).await;

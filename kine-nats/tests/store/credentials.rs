@@ -98,7 +98,7 @@ fn granted(id: &str) -> (Vec<String>, Vec<String>) {
 }
 
 #[tokio::test]
-async fn a_store_needs_no_more_than_it_is_granted() {
+async fn a_store_needs_only_its_granted_permissions() {
     let authority = Authority::new();
     let nats = Nats::start_with(authority.config()).await;
     let dir = tempfile::tempdir().unwrap();

@@ -141,7 +141,7 @@ async fn write(kine: &mut Kine) -> Written {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_flipped_bit_on_the_disk_is_served() {
+async fn a_flipped_bit_on_the_disk_is_never_served() {
     const AT_A_TIME: usize = 4;
     let mut random = seeded();
     let mut nats = Nats::start().await;
@@ -209,7 +209,7 @@ fn drop_snapshots(nats: &Nats, stream: &str) {
 }
 
 #[tokio::test]
-async fn a_snapshot_that_is_lost_is_stored_anew_before_the_other_one_may_be() {
+async fn a_lost_snapshot_is_replaced_before_the_other_one() {
     let mut nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "again", SPARE).await;
     let written = write(&mut kine).await;
@@ -230,7 +230,7 @@ async fn a_snapshot_that_is_lost_is_stored_anew_before_the_other_one_may_be() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flipped_bit_of_one_of_three_servers_loses_nothing_though_it_leads() {
+async fn a_flipped_bit_on_a_leading_server_loses_nothing() {
     let mut random = seeded();
     let mut cluster = Cluster::start().await;
     let mut kine = Kine::start(&cluster, "third", &["--snapshot-bytes=20000"]).await;
@@ -332,17 +332,17 @@ async fn lose_snapshots_and_the_newest_write(stream: &str, lost: &str, without_s
 }
 
 #[tokio::test]
-async fn a_repair_goes_on_with_the_spare_snapshot_when_the_others_are_lost() {
+async fn a_repair_uses_the_spare_snapshot() {
     lose_snapshots_and_the_newest_write("spared", "/KINE_SNAP_", "nothing of it can be read").await;
 }
 
 #[tokio::test]
-async fn a_repair_goes_on_without_the_spare_snapshot() {
+async fn a_repair_works_without_the_spare_snapshot() {
     lose_snapshots_and_the_newest_write("unspared", "/KINE_SPARE_", "run again with --accept-loss").await;
 }
 
 #[tokio::test]
-async fn a_log_that_a_server_cut_short_is_refused_however_often_that_is_started() {
+async fn a_truncated_log_is_rejected_at_every_start() {
     let mut nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "cut", &[]).await;
     fill(&mut kine.client().await).await;
@@ -364,7 +364,7 @@ async fn a_log_that_a_server_cut_short_is_refused_however_often_that_is_started(
 }
 
 #[tokio::test]
-async fn what_was_written_last_is_missed_after_a_power_failure_and_the_loss_can_be_accepted() {
+async fn a_loss_in_a_power_failure_is_detected_and_can_be_accepted() {
     let mut nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "last", &[]).await;
     fill(&mut kine.client().await).await;

@@ -144,7 +144,7 @@ async fn nothing_acknowledged_is_lost_when_nats_server_is_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reads_are_refused_while_nats_is_away_and_streams_that_need_a_leader_end() {
+async fn reads_and_leader_streams_fail_without_nats() {
     let mut nats = Nats::start().await;
     let kine = Kine::start(&nats, "away", &[]).await;
     let mut client = kine.client().await;
@@ -212,7 +212,7 @@ async fn reads_are_refused_while_nats_is_away_and_streams_that_need_a_leader_end
 }
 
 #[tokio::test]
-async fn a_watch_goes_on_over_a_restart_without_a_gap() {
+async fn a_watch_continues_over_a_restart_without_a_gap() {
     let nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "resume", &["--snapshot-bytes", "5000"]).await;
     let mut client = kine.client().await;
@@ -293,12 +293,12 @@ pub(crate) async fn the_paused_one_is_fenced(nats: &impl Servers) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_writers_the_paused_one_is_fenced() {
+async fn a_paused_writer_is_fenced() {
     the_paused_one_is_fenced(&Nats::start().await).await;
 }
 
 #[tokio::test]
-async fn a_lower_incarnation_never_begins() {
+async fn a_lower_incarnation_never_starts() {
     let nats = Nats::start().await;
     let mut third = Kine::start(&nats, "three", &["--incarnation", "7"]).await;
     third.terminate().await;
@@ -315,7 +315,7 @@ async fn a_lower_incarnation_never_begins() {
 }
 
 #[tokio::test]
-async fn snapshots_shorten_the_log_and_the_store_comes_back_from_them() {
+async fn a_store_restarts_from_snapshots_and_a_shortened_log() {
     let nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "snap", &["--snapshot-bytes", "100000"]).await;
     let mut client = kine.client().await;
@@ -356,7 +356,7 @@ async fn snapshots_shorten_the_log_and_the_store_comes_back_from_them() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_full_is_made_room_in_and_the_quota_refuses_puts_only() {
+async fn a_full_stream_is_freed_and_the_quota_rejects_only_puts() {
     a_full_stream_is_made_room_in(&Nats::start().await).await;
 }
 
@@ -426,7 +426,7 @@ pub(crate) async fn a_full_stream_is_made_room_in(nats: &impl Servers) {
 }
 
 #[tokio::test]
-async fn a_store_that_was_killed_while_its_stream_was_full_comes_back() {
+async fn a_store_killed_with_a_full_stream_restarts() {
     let nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "tight", &["--quota=1000000"]).await;
     let mut client = kine.client().await;

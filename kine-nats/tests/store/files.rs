@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 const FILES: u32 = 48;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_finds_no_file_left_waits_and_nobody_spins() {
+async fn connections_wait_without_free_file_descriptors() {
     let nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "files", &[]).await;
     kine.terminate().await;

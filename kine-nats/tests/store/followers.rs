@@ -27,7 +27,7 @@ async fn two(nats: &impl Servers, stream: &str) -> (Kine, Kine) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_follower_does_what_the_writer_does() {
+async fn a_follower_answers_like_the_writer() {
     let nats = Nats::start().await;
     let (writer, follower) = two(&nats, "both").await;
     let run = |arguments: &[&str]| etcdctl(&follower.url(), arguments).unwrap();
@@ -76,14 +76,14 @@ async fn a_follower_does_what_the_writer_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_of_a_follower_that_is_up_to_date_hears_what_is_compacted_at_once() {
+async fn a_current_watch_of_a_follower_survives_a_compaction() {
     let nats = Nats::start().await;
     let (writer, follower) = two(&nats, "compacted").await;
     hears_what_is_compacted(&writer, &follower).await;
 }
 
 #[tokio::test]
-async fn an_answer_that_no_message_holds_arrives_in_parts() {
+async fn a_large_answer_arrives_in_parts() {
     let nats = Nats::start().await;
     let (_writer, follower) = two(&nats, "parts").await;
     let mut client = follower.client().await;
@@ -105,7 +105,7 @@ async fn an_answer_that_no_message_holds_arrives_in_parts() {
 }
 
 #[tokio::test]
-async fn both_are_members_and_agree_on_the_leader() {
+async fn the_writer_and_the_follower_agree_on_members_and_leader() {
     let nats = Nats::start().await;
     let (writer, mut follower) = two(&nats, "members").await;
     let members = || json(&etcdctl(&writer.url(), &["member", "list", "-w", "json"]).unwrap())["members"].clone();
@@ -158,7 +158,7 @@ async fn hear(watching: &mut Watching, next: &mut i64, until: i64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_writer_hands_over_at_once_and_watches_of_the_follower_go_on() {
+async fn a_stopped_writer_hands_over_without_interrupting_watches() {
     let nats = Nats::start().await;
     let (mut writer, follower) = two(&nats, "handover").await;
     let (old, mut new) = (writer.client().await, follower.client().await);
@@ -207,7 +207,7 @@ async fn hand_over(writer: &mut Kine, follower: &Kine) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_follower_takes_over_from_a_killed_writer_and_loses_and_doubles_nothing() {
+async fn a_takeover_from_a_killed_writer_loses_and_repeats_nothing() {
     let nats = Nats::start().await;
     let (mut writer, follower) = two(&nats, "kill9").await;
     let (old, mut new) = (writer.client().await, follower.client().await);
@@ -251,7 +251,7 @@ async fn a_follower_takes_over_from_a_killed_writer_and_loses_and_doubles_nothin
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_writer_that_slept_says_nothing_stale_and_follows() {
+async fn a_suspended_writer_answers_nothing_stale_and_follows() {
     the_one_that_slept_follows(&Nats::start().await).await;
 }
 
@@ -350,7 +350,7 @@ async fn contents(client: &mut Client) -> (i64, Vec<Bytes>) {
 }
 
 #[tokio::test]
-async fn a_follower_alone_has_no_leader_and_says_so_and_a_lower_incarnation_ends() {
+async fn a_single_follower_reports_no_leader() {
     let mut nats = Nats::start().await;
     let mut first = Kine::start(&nats, "alone", &["--follow", "--incarnation=7"]).await;
     let mut low = Kine::spawn(&nats, "alone", &["--follow", "--incarnation=6"]);
@@ -393,7 +393,7 @@ async fn a_follower_alone_has_no_leader_and_says_so_and_a_lower_incarnation_ends
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_leader_moves_where_it_is_told_to_while_all_write() {
+async fn leadership_moves_on_request_under_load() {
     let nats = Nats::start().await;
     let (first, second) = two(&nats, "move").await;
     let third = Kine::start(&nats, "move", &FOLLOW).await;
@@ -479,7 +479,7 @@ async fn the_leader_moves_where_it_is_told_to_while_all_write() {
 }
 
 #[tokio::test]
-async fn a_full_log_is_an_alarm_on_the_follower_too() {
+async fn a_follower_reports_the_alarm_of_a_full_log() {
     let nats = Nats::start().await;
     // No snapshot that would free space can be stored, and the quota is not used up.
     let direct = async_nats::connect(nats.url()).await.unwrap();

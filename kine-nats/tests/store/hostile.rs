@@ -245,7 +245,7 @@ async fn send(channel: Channel, method: &str, messages: Vec<Bytes>) -> Code {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn odd_requests_harm_nothing() {
+async fn unusual_requests_do_no_harm() {
     const AT_A_TIME: usize = 16;
     let mut random = seeded();
     let nats = Nats::start().await;
@@ -294,7 +294,7 @@ async fn odd_requests_harm_nothing() {
 }
 
 #[test]
-fn every_method_is_tried() {
+fn every_method_is_covered() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/proto/etcdserverpb/rpc.proto");
     let (mut service, mut methods) = ("", BTreeSet::from(["grpc.health.v1.Health/Check".to_owned()]));
     methods.insert("grpc.health.v1.Health/Watch".to_owned());

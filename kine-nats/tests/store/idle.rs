@@ -7,7 +7,7 @@ const STREAMS: usize = 150;
 const QUIET: Duration = Duration::from_secs(5);
 
 #[tokio::test]
-async fn quiet_watches_wake_nobody() {
+async fn quiet_watches_cause_no_work() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "idle", &[]).await;
     let mut watches = Vec::new();

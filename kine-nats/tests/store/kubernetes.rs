@@ -73,7 +73,7 @@ async fn metrics(client: &Client) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn caches_of_a_server_under_load_agree_with_the_store() {
+async fn watch_caches_under_load_equal_the_store() {
     let nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "kube", &[]).await;
     let dir = tempfile::tempdir().unwrap();

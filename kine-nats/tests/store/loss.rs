@@ -72,7 +72,7 @@ async fn shorten<D: Disks>(nats: &mut D, stream: &str, shorten: impl AsyncFnOnce
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_cut_off_a_file_under_a_living_writer_is_stored_again() {
+async fn a_living_writer_restores_a_truncated_file() {
     shorten(&mut Nats::start().await, "short", async |nats, _| {
         nats.kill();
         let newest = files(nats, "/KINE_short/").pop().unwrap();
@@ -84,7 +84,7 @@ async fn what_is_cut_off_a_file_under_a_living_writer_is_stored_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_earlier_copy_of_the_files_lacks_is_stored_again() {
+async fn records_missing_from_a_file_copy_are_restored() {
     an_earlier_copy_comes_back(&mut Nats::start().await).await;
 }
 
@@ -125,7 +125,7 @@ async fn lose_disks(nats: &mut impl Disks, kine: &Kine) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_on_a_lost_disk_is_stored_again() {
+async fn records_of_a_lost_disk_are_restored() {
     disks_are_lost(&mut Nats::start().await).await;
 }
 
@@ -144,7 +144,7 @@ pub(crate) async fn disks_are_lost(nats: &mut impl Disks) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_stored_again_is_saved_from_memory() {
+async fn unrestorable_records_are_saved_in_a_snapshot() {
     more_is_lost_than_is_remembered(&mut Nats::start().await).await;
 }
 

@@ -43,7 +43,7 @@ fn delete(from: &str) -> pb::DeleteRangeRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_keys_are_listed_at_one_revision_and_deleted_in_parts() {
+async fn many_keys_are_listed_and_deleted_in_parts() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "many", &[]).await;
     let mut client = kine.client().await;

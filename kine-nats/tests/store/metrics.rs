@@ -149,7 +149,7 @@ async fn ask(mut client: Client) {
 }
 
 #[tokio::test]
-async fn etcds_metrics_are_served_as_etcd_serves_them() {
+async fn metrics_of_etcd_have_the_format_of_etcd() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "metrics", &[]).await;
     let etcd = Etcd::start().await;
@@ -209,7 +209,7 @@ async fn etcds_metrics_are_served_as_etcd_serves_them() {
 }
 
 #[tokio::test]
-async fn an_open_watch_and_a_waiting_write_are_shown() {
+async fn open_watches_and_waiting_writes_are_exported() {
     let mut nats = Nats::start().await;
     let kine = Kine::start(&nats, "waiting", &[]).await;
     let mut client = kine.client().await;

@@ -329,7 +329,7 @@ fn runs(usual: u64) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn clients_are_told_what_etcd_tells() {
+async fn answers_equal_etcd() {
     let known = KNOWN.into_iter().filter(|_| chosen().is_none());
     for seed in known.chain(runs(RUNS)) {
         run(seed).await;
@@ -337,14 +337,14 @@ async fn clients_are_told_what_etcd_tells() {
 }
 
 #[tokio::test]
-async fn clients_are_told_what_etcd_tells_after_a_follower_took_over() {
+async fn answers_equal_etcd_after_a_takeover() {
     for seed in runs(1) {
         take_over(seed).await;
     }
 }
 
 #[tokio::test]
-async fn leases_run_out_as_etcds_do() {
+async fn leases_expire_like_in_etcd() {
     for seed in runs(1) {
         leases::run_out(seed).await;
     }

@@ -11,13 +11,13 @@ async fn ends(kine: &mut Kine) {
 }
 
 #[tokio::test]
-async fn a_server_that_takes_too_little_is_refused_from_the_beginning() {
+async fn a_server_with_a_small_payload_limit_is_rejected_at_the_start() {
     let nats = Nats::start_with(SMALL.to_owned()).await;
     ends(&mut Kine::spawn(&nats, "small", &[])).await;
 }
 
 #[tokio::test]
-async fn a_server_that_takes_less_than_before_is_refused_when_it_is_back() {
+async fn a_server_with_a_lowered_payload_limit_is_rejected_on_reconnect() {
     let mut nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "less", &[]).await;
     let mut client = kine.client().await;

@@ -46,7 +46,7 @@ async fn fill(mut client: Client) {
 }
 
 #[tokio::test]
-async fn probes_hear_what_etcd_says() {
+async fn probes_are_answered_like_in_etcd() {
     let etcd = Etcd::start_with(&["--quota-backend-bytes=1000000"]).await;
     // etcd migrates its file to the format of its version some time after its start.
     eventually("etcd has its storage version", || async {
@@ -78,7 +78,7 @@ async fn tell(address: &str, path: &str) -> String {
 }
 
 #[tokio::test]
-async fn who_is_told_to_end_waits_until_it_is_released() {
+async fn a_stopped_process_waits_until_it_is_released() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "released", &[]).await;
     let address = kine.metrics_address();
@@ -113,7 +113,7 @@ async fn who_is_told_to_end_waits_until_it_is_released() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_told_to_end_waits_until_nobody_uses_it() {
+async fn a_stopped_store_waits_until_no_client_uses_it() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "unused", &[]).await;
     let address = kine.metrics_address();

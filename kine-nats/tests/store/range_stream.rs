@@ -167,7 +167,7 @@ fn question(random: &mut StdRng, compacted: i64, revision: i64) -> pb::RangeRequ
 }
 
 #[tokio::test]
-async fn the_parts_of_a_list_are_what_range_says() {
+async fn a_streamed_list_equals_the_range() {
     let mut random = seeded();
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "parts", &[]).await;
@@ -205,7 +205,7 @@ async fn the_parts_of_a_list_are_what_range_says() {
 }
 
 #[tokio::test]
-async fn a_stream_that_cannot_be_is_refused_as_etcd_does() {
+async fn an_invalid_stream_is_rejected_like_in_etcd() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "norange", &[]).await;
     let mut client = kine.client().await;
@@ -270,7 +270,7 @@ async fn a_stream_that_cannot_be_is_refused_as_etcd_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_read_slowly_cost_little_memory() {
+async fn slow_clients_use_little_memory() {
     const CLIENTS: u64 = 12;
     const VALUES: usize = 300;
     let nats = Nats::start().await;
@@ -304,7 +304,7 @@ async fn clients_that_read_slowly_cost_little_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_compaction_ends_a_list_that_is_not_read_yet() {
+async fn a_compaction_ends_an_unread_list() {
     const VALUES: usize = 100;
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "cut", &[]).await;
@@ -346,7 +346,7 @@ async fn a_compaction_ends_a_list_that_is_not_read_yet() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_follower_lists_what_was_acknowledged_and_a_list_ends_with_the_leader_it_needs() {
+async fn a_follower_lists_acknowledged_keys_while_there_is_a_leader() {
     let mut nats = Nats::start().await;
     let mut writer = Kine::start(&nats, "listed", &["--follow"]).await;
     let mut follower = Kine::start(&nats, "listed", &["--follow"]).await;

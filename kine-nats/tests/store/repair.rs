@@ -14,7 +14,7 @@ pub(crate) async fn accept_loss(nats: &impl Servers, kine: &mut Kine, stream: &s
 }
 
 #[tokio::test]
-async fn a_store_that_lost_its_log_goes_on_when_the_loss_is_accepted() {
+async fn a_store_continues_after_the_loss_of_its_log_is_accepted() {
     let nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "lost", &["--snapshot-bytes=20000"]).await;
     let mut client = kine.client().await;

@@ -92,7 +92,7 @@ async fn nothing_acknowledged_is_lost_when_servers_and_connections_fail() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_writer_that_slept_is_fenced_and_a_full_stream_is_made_room_in() {
+async fn a_suspended_writer_is_fenced_and_a_full_stream_is_freed() {
     let cluster = Cluster::start().await;
     tokio::join!(
         the_paused_one_is_fenced(&cluster),
@@ -101,21 +101,21 @@ async fn a_writer_that_slept_is_fenced_and_a_full_stream_is_made_room_in() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_writer_that_slept_while_a_follower_took_over_says_nothing_stale_and_follows() {
+async fn a_writer_suspended_during_a_takeover_answers_nothing_stale_and_follows() {
     the_one_that_slept_follows(&Cluster::start().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_all_servers_have_lost_is_stored_again() {
+async fn records_lost_by_all_servers_are_restored() {
     an_earlier_copy_comes_back(&mut Cluster::start().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_on_the_lost_disks_of_all_servers_is_stored_again() {
+async fn records_of_all_lost_disks_are_restored() {
     disks_are_lost(&mut Cluster::start().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_all_servers_have_lost_beyond_memory_is_said_and_a_repair_goes_on() {
+async fn an_unrestorable_loss_of_all_servers_is_reported_and_repaired() {
     more_is_lost_than_is_remembered(&mut Cluster::start().await).await;
 }

@@ -5,7 +5,7 @@ use tonic::Code;
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
 #[tokio::test]
-async fn a_fresh_store_counts_as_etcd_does_on_both_kinds_of_socket() {
+async fn a_new_store_has_the_revisions_of_etcd_on_both_kinds_of_socket() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "fresh", &[]).await;
     let mut client = Client::unix(&kine.socket()).await;
@@ -55,7 +55,7 @@ async fn a_fresh_store_counts_as_etcd_does_on_both_kinds_of_socket() {
 }
 
 #[tokio::test]
-async fn compaction_is_kept_over_a_restart() {
+async fn a_compaction_survives_a_restart() {
     let nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "compact", &[]).await;
     let mut client = kine.client().await;
@@ -109,7 +109,7 @@ async fn compaction_is_kept_over_a_restart() {
 }
 
 #[tokio::test]
-async fn watches_tell_whole_revisions_and_progress() {
+async fn watches_report_complete_revisions_and_progress() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "watch", &["--progress-interval", "200ms"]).await;
     let mut client = kine.client().await;
@@ -216,7 +216,7 @@ async fn watches_tell_whole_revisions_and_progress() {
 }
 
 #[tokio::test]
-async fn a_watch_that_is_up_to_date_hears_what_is_compacted_at_once() {
+async fn a_current_watch_survives_a_compaction() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "compacted", &[]).await;
     hears_what_is_compacted(&kine, &kine).await;

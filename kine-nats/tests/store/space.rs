@@ -72,7 +72,7 @@ async fn ask(client: &mut Client) -> Vec<(&'static str, Told)> {
 }
 
 #[tokio::test]
-async fn leases_are_granted_as_etcd_grants_them_and_not_without_space() {
+async fn leases_are_granted_like_in_etcd_and_only_with_space() {
     let etcd = Etcd::start_with(&["--quota-backend-bytes=1000000"]).await;
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "space", &["--quota=1000000"]).await;
@@ -146,7 +146,7 @@ async fn make_room(client: &mut Client) -> Vec<(&'static str, Told)> {
 }
 
 #[tokio::test]
-async fn the_way_out_of_no_space_is_etcds() {
+async fn a_full_store_recovers_like_etcd() {
     let etcd = Etcd::start_with(&["--quota-backend-bytes=1000000"]).await;
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "room", &["--quota=1000000"]).await;

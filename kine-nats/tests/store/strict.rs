@@ -8,7 +8,7 @@ use tokio::time::timeout;
 const SOON: Duration = Duration::from_millis(500);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_strict_read_waits_for_nats_though_the_lease_holds() {
+async fn a_strict_read_waits_for_nats_despite_a_valid_lease() {
     let nats = Nats::start().await;
     let strict = Kine::start(&nats, "strict", &["--strict-reads"]).await;
     let plain = Kine::start(&nats, "plain", &[]).await;

@@ -108,7 +108,7 @@ impl Files {
 }
 
 #[tokio::test]
-async fn a_client_needs_a_certificate_when_a_ca_is_given() {
+async fn a_client_needs_a_certificate_with_a_client_ca() {
     let (servers, clients, others) = (Ca::new("servers"), Ca::new("clients"), Ca::new("others"));
     let files = Files::new();
     files
@@ -150,7 +150,7 @@ async fn a_client_needs_a_certificate_when_a_ca_is_given() {
 }
 
 #[tokio::test]
-async fn without_a_ca_a_client_needs_no_certificate() {
+async fn a_client_needs_no_certificate_without_a_client_ca() {
     let servers = Ca::new("servers");
     let files = Files::new();
     files
@@ -185,7 +185,7 @@ async fn probes_are_answered_to_clients_without_http2() {
 }
 
 #[tokio::test]
-async fn certificates_are_reread() {
+async fn certificates_are_reloaded() {
     let (old, new) = (Ca::new("old"), Ca::new("new"));
     let files = Files::new();
     files
@@ -220,7 +220,7 @@ async fn certificates_are_reread() {
 }
 
 #[tokio::test]
-async fn certificates_that_cannot_be_used_end_the_start() {
+async fn unusable_certificates_prevent_the_start() {
     let nats = Nats::start().await;
     let missing = Path::new("/does/not/exist").display();
     let (certificate, key) = (format!("--tls-cert={missing}"), format!("--tls-key={missing}"));

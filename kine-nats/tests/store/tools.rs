@@ -10,7 +10,7 @@ use tonic_health::pb::health_client::HealthClient;
 use yoke_kine_nats::proto::etcdserverpb as pb;
 
 #[tokio::test]
-async fn etcdctl_sees_one_healthy_member() {
+async fn etcdctl_lists_one_healthy_member() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "tools", &["--quota=50000000"]).await;
     let endpoint = kine.url();
@@ -89,7 +89,7 @@ async fn etcdctl_writes_watches_and_compacts() {
 }
 
 #[tokio::test]
-async fn etcdctl_is_told_what_there_is_not() {
+async fn etcdctl_gets_errors_for_unsupported_requests() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "refusals", &[]).await;
     for (arguments, why) in [
@@ -114,7 +114,7 @@ async fn etcdctl_is_told_what_there_is_not() {
 }
 
 #[tokio::test]
-async fn a_used_up_quota_is_an_alarm_until_there_is_room() {
+async fn an_exhausted_quota_is_an_alarm_until_space_is_free() {
     let nats = Nats::start().await;
     let kine = Kine::start(&nats, "alarm", &["--quota=100000"]).await;
     let mut client = kine.client().await;

@@ -98,7 +98,7 @@ fn take(times: &AtomicU64) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_record_that_no_client_reads_is_named_and_what_breaks_now_and_then_is_read_in_the_end() {
+async fn an_unreadable_record_is_named_and_temporary_failures_are_retried() {
     let nats = Nats::start().await;
     let garbler = Garbler::start(&nats).await;
     let mut kine = Kine::start(&garbler, "garbled", &[]).await;
@@ -131,7 +131,7 @@ async fn a_record_that_no_client_reads_is_named_and_what_breaks_now_and_then_is_
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_that_no_client_reads_counts_as_damaged() {
+async fn an_unreadable_snapshot_counts_as_damaged() {
     let nats = Nats::start().await;
     let garbler = Garbler::start(&nats).await;
     let mut kine = Kine::start(&garbler, "chunk", &["--snapshot-bytes=20000"]).await;
@@ -169,7 +169,7 @@ async fn a_snapshot_that_no_client_reads_counts_as_damaged() {
 }
 
 #[tokio::test]
-async fn a_bit_that_makes_a_record_unreadable_is_found_and_the_store_goes_on_without_it() {
+async fn a_store_continues_without_a_record_that_a_flipped_bit_made_unreadable() {
     let mut nats = Nats::start().await;
     let mut kine = Kine::start(&nats, "bits", &[]).await;
     let mut client = kine.client().await;

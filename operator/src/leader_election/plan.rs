@@ -23,14 +23,14 @@ pub(crate) enum Holder {
 
 /// How long the Lease has been unchanged.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct LeaseObservation {
     /// Holder, number of earlier holders, time of the last renewal.
     last_seen: Option<(Option<String>, Option<i32>, Option<MicroTime>)>,
     last: Option<Instant>,
     unchanged: Duration,
 }
 
-impl Seen {
+impl LeaseObservation {
     /// Records the Lease that was read. Returns how long it has been unchanged.
     pub(crate) fn observe(&mut self, found: Option<&Lease>, now: Instant) -> Duration {
         let spec = found.and_then(|lease| lease.spec.clone());
@@ -148,14 +148,14 @@ mod tests {
 
     #[test]
     fn a_failed_read_does_not_count_as_unchanged() {
-        let (mut seen, start) = (Seen::default(), Instant::now());
+        let (mut observation, start) = (LeaseObservation::default(), Instant::now());
         let (read, at) = (lease("b", Some(10)), |seconds| start + Duration::from_secs(seconds));
-        let mut observe = |lease: &Lease, seconds| seen.observe(Some(lease), at(seconds)).as_secs();
+        let mut observe = |lease: &Lease, seconds| observation.observe(Some(lease), at(seconds)).as_secs();
         assert_eq!([observe(&read, 0), observe(&read, 1), observe(&read, 3)], [0, 1, 3]);
         // The answer took long.
         assert_eq!(observe(&read, 9), 5);
-        seen.record_failed_read();
-        let mut observe = |lease: &Lease, seconds| seen.observe(Some(lease), at(seconds)).as_secs();
+        observation.record_failed_read();
+        let mut observe = |lease: &Lease, seconds| observation.observe(Some(lease), at(seconds)).as_secs();
         assert_eq!([observe(&read, 60), observe(&read, 61)], [5, 6]);
         let mut renewed = read.clone();
         renewed.spec.as_mut().unwrap().renew_time = Some(MicroTime(Timestamp::UNIX_EPOCH));

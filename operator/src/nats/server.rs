@@ -95,7 +95,7 @@ pub enum NatsError {
     },
     /// A stream holds too much to be reduced to the new quota.
     #[error(
-        "stream {stream} has {held} bytes, but a storage quota of {quota} allows at most {most}; raise the \
+        "stream {stream} has {bytes} bytes, but a storage quota of {quota} allows at most {most}; raise the \
          quota, or delete objects and wait for the store's next snapshots"
     )]
     InUse {
@@ -104,20 +104,20 @@ pub enum NatsError {
         /// The new quota in bytes.
         quota: i64,
         /// Bytes in the stream.
-        held: i64,
+        bytes: i64,
         /// Maximum bytes in the stream for this quota.
         most: i64,
     },
     /// The server has no disk space left to reserve.
     #[error(
-        "NATS grants only {given} of the {wanted} bytes that the store reserves; the administrator of the \
+        "NATS grants only {granted} of the {wanted} bytes that the store reserves; the administrator of the \
          host must add storage"
     )]
     NoRoom {
         /// Bytes that the account's streams reserve.
         wanted: i64,
         /// Bytes that the server grants.
-        given: i64,
+        granted: i64,
     },
     /// A token cannot be signed.
     #[error("signing a NATS token")]

@@ -67,7 +67,7 @@ pub async fn ensure(nats: &Nats, id: &ClusterId, account: &Account, has_state: b
         if granted > 0 || !has_state {
             nats.limit_account(id, account, granted).await?;
         }
-        return Err(NatsError::NoRoom { wanted, given: granted });
+        return Err(NatsError::NoRoom { wanted, granted });
     }
     let plan = StreamsPlan {
         id: id.clone(),
@@ -163,7 +163,7 @@ fn check_size(wanted: &Config, found: Option<&Info>, (quota, most): (i64, i64)) 
     Err(NatsError::InUse {
         stream: wanted.name.clone(),
         quota,
-        held: bytes,
+        bytes,
         most,
     })
 }

@@ -65,15 +65,15 @@ async fn a_silent_leader_is_replaced_and_notices_it() {
     let host = Host::start().await;
     let (mut first, mut second) = (operator(&host.client, "a"), operator(&host.client, "b"));
     win(&mut first).await;
-    let held = first.held();
-    timeout(LIMIT, held.wait()).await.unwrap();
+    let leadership = first.leadership();
+    timeout(LIMIT, leadership.wait()).await.unwrap();
     let waited = win(&mut second).await;
     assert!(
         waited >= TERMS.term,
         "the second operator won after {waited:?}, beside the first"
     );
-    timeout(LIMIT, second.held().wait()).await.unwrap();
-    let waited = timeout(TERMS.term, held.wait()).await;
+    timeout(LIMIT, second.leadership().wait()).await.unwrap();
+    let waited = timeout(TERMS.term, leadership.wait()).await;
     assert!(waited.is_err(), "the first operator still counts as the holder");
     let lost = timeout(LIMIT, first.hold()).await.unwrap();
     assert_eq!(lost.holder, "b");

@@ -83,7 +83,7 @@ async fn the_quota_is_not_lowered_below_the_data_in_the_streams() {
     store.account.size.quota = 512 << 10;
     let refused = store.ensure().await.unwrap_err();
     assert!(
-        matches!(&refused, NatsError::InUse { stream, quota: 524_288, held: 600_000.., most: 524_288 } if stream == "KINE_SNAP_bcdfghjk24"),
+        matches!(&refused, NatsError::InUse { stream, quota: 524_288, bytes: 600_000.., most: 524_288 } if stream == "KINE_SNAP_bcdfghjk24"),
         "{refused:?}"
     );
     assert!(refused.is_limit());
@@ -115,7 +115,7 @@ async fn storage_that_the_server_lacks_is_not_reserved() {
     let assert_refused = async |store: &Store, expected: i64| {
         let error = store.ensure().await.unwrap_err();
         assert!(
-            matches!(error, NatsError::NoRoom { given, .. } if given == expected),
+            matches!(error, NatsError::NoRoom { granted, .. } if granted == expected),
             "{error:?}"
         );
         assert!(error.is_limit());
@@ -177,7 +177,7 @@ async fn data_without_storage_is_restored_when_storage_is_free() {
     let outcomes = eventually("room for one of two stores", LIMIT, ensure_both, |outcomes| {
         matches!(
             outcomes,
-            (Ok(_), Err(NatsError::NoRoom { given: 0, .. })) | (Err(NatsError::NoRoom { given: 0, .. }), Ok(_))
+            (Ok(_), Err(NatsError::NoRoom { granted: 0, .. })) | (Err(NatsError::NoRoom { granted: 0, .. }), Ok(_))
         )
     })
     .await

@@ -105,7 +105,7 @@ fn entry(number: u64, value: Bytes) -> Entry {
 }
 
 #[test]
-fn a_file_holds_what_was_put_in() {
+fn a_file_contains_all_entries() {
     let mut random = seeded();
     for round in 0..60 {
         let bucket = |random: &mut StdRng, name: &'static str, most: usize| {
@@ -135,7 +135,7 @@ fn a_file_holds_what_was_put_in() {
 }
 
 #[test]
-fn a_large_bucket_has_branches_above_branches() {
+fn a_large_bucket_has_several_branch_levels() {
     // One entry fits into a page of the lowest level, and a branch has about a hundred of those.
     let value = Bytes::from(vec![7; 8200]);
     let entries: Vec<_> = (0..11_000).map(|number| entry(number, value.clone())).collect();

@@ -41,7 +41,7 @@ fn revisions(versions: &[Version]) -> Vec<i64> {
 }
 
 #[tokio::test]
-async fn holds_what_can_be_read_from_the_compact_revision_on() {
+async fn a_backup_contains_everything_readable_since_the_compact_revision() {
     // More than one page of each.
     let keys = 3 * PAGE;
     let store = store(state(keys));
@@ -58,11 +58,11 @@ async fn holds_what_can_be_read_from_the_compact_revision_on() {
     assert_eq!(revisions(&parts.history), (compacted..=head).collect::<Vec<_>>());
     let deletes = parts.history.iter().filter(|version| version.delete).count();
     assert_eq!(deletes, (last..keys).filter(|key| key % 3 == 0).count());
-    assert!(store.read().mvcc.may_trim(), "nothing is held any more");
+    assert!(store.read().mvcc.may_trim(), "no revision is pinned");
 }
 
 #[tokio::test]
-async fn is_of_one_revision_while_the_store_is_written_and_compacted() {
+async fn a_backup_has_one_revision_during_writes_and_compactions() {
     let keys = 3 * PAGE;
     let (store, quiet) = (Arc::new(store(state(keys))), store(state(keys)));
     let collecting = tokio::spawn({
@@ -98,7 +98,7 @@ async fn is_of_one_revision_while_the_store_is_written_and_compacted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn holds_leases_only_with_the_revision_that_they_belong_to() {
+async fn a_backup_contains_leases_only_with_their_revision() {
     let mut state = state(3);
     state.leases.grant(7, 60, Duration::ZERO);
     state.mvcc.advance();
@@ -126,7 +126,7 @@ async fn holds_leases_only_with_the_revision_that_they_belong_to() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn says_so_when_it_cannot_be_had() {
+async fn an_unavailable_backup_is_an_error() {
     let unstored = || {
         let mut state = state(3);
         state.mvcc.advance();

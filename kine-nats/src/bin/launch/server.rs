@@ -54,19 +54,19 @@ impl Server {
         set_parent_process_death_signal(Some(Signal::KILL))?;
         install_crypto();
         let config = Arc::new(read_trusted(&self.ca)?);
-        let mut said = String::new();
+        let mut reported = String::new();
         loop {
-            let Err(error) = self.ask(Arc::clone(&config)) else {
+            let Err(error) = self.probe(Arc::clone(&config)) else {
                 return Ok(());
             };
             let is_absent = error.kind() == ErrorKind::ConnectionRefused;
             let why = error.to_string();
-            if why != said {
+            if why != reported {
                 eprintln!(
                     "yoke-launch: waiting until the API server at {} is alive: {why}",
                     self.address
                 );
-                said = why;
+                reported = why;
             }
             sleep(if is_absent { ABSENT } else { BUSY });
         }
@@ -74,7 +74,7 @@ impl Server {
 
     /// Probes `/livez` with HTTP/1.0, where the response ends with the connection. The server
     /// listens long before it answers; the probe then waits.
-    fn ask(&self, config: Arc<ClientConfig>) -> Result<()> {
+    fn probe(&self, config: Arc<ClientConfig>) -> Result<()> {
         let mut tls = ClientConnection::new(config, self.name.clone()).map_err(Error::other)?;
         let mut stream = TcpStream::connect(self.address)?;
         let mut stream = Stream::new(&mut tls, &mut stream);
@@ -89,7 +89,7 @@ impl Server {
 }
 
 fn read_trusted(ca: &Path) -> Result<ClientConfig> {
-    let of_file = |kind, error: &dyn std::fmt::Display| Error::new(kind, format!("{}: {error}", ca.display()));
-    let text = std::fs::read(ca).map_err(|error| of_file(error.kind(), &error))?;
-    trust(&text).map_err(|error| of_file(ErrorKind::InvalidData, &error))
+    let with_path = |kind, error: &dyn std::fmt::Display| Error::new(kind, format!("{}: {error}", ca.display()));
+    let text = std::fs::read(ca).map_err(|error| with_path(error.kind(), &error))?;
+    trust(&text).map_err(|error| with_path(ErrorKind::InvalidData, &error))
 }

@@ -54,7 +54,7 @@ pub(super) fn run_beside(store: SocketAddr, server: &Server, mut command: Comman
             (child, pid)
         };
         let watched = Arc::clone(&running);
-        let ended = spawn(move || {
+        let waiter = spawn(move || {
             let status = child.wait();
             // A program that was killed below did not exit by itself.
             if lock(&watched).program.is_some() {
@@ -69,7 +69,7 @@ pub(super) fn run_beside(store: SocketAddr, server: &Server, mut command: Comman
             // The program may have exited at this very moment.
             let _ = kill_process(pid, Signal::KILL);
         }
-        let _ = ended.join();
+        let _ = waiter.join();
         if let Some(number) = lock(&running).signal {
             exit(128 + number);
         }
@@ -98,7 +98,7 @@ fn pass_on_signals(running: &Running) -> Result<()> {
 #[allow(clippy::disallowed_methods, reason = "there is no runtime here")]
 fn wait_for(store: SocketAddr) -> TcpStream {
     loop {
-        match ask(store) {
+        match request_writer(store) {
             Ok(stream) => return stream,
             Err(_) => sleep(AGAIN),
         }
@@ -107,7 +107,7 @@ fn wait_for(store: SocketAddr) -> TcpStream {
 
 /// Connects to the store and reads the head of its response. With HTTP/1.0 the response ends with
 /// the connection.
-fn ask(store: SocketAddr) -> Result<TcpStream> {
+fn request_writer(store: SocketAddr) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(store)?;
     stream.write_all(b"GET /writer HTTP/1.0\r\n\r\n")?;
     let mut head = Vec::new();

@@ -24,7 +24,7 @@ fn node(bytes: usize) -> (Node, Arc<Store>) {
 }
 
 #[tokio::test]
-async fn the_pieces_add_up_and_the_digest_is_of_them_all() {
+async fn the_digest_covers_all_pieces() {
     let (node, store) = node(2_000_000);
     let pieces = node.back_up(store, false).await.unwrap();
     let pieces: Vec<_> = pieces.map(Result::unwrap).collect().await;
@@ -48,7 +48,7 @@ async fn the_pieces_add_up_and_the_digest_is_of_them_all() {
 }
 
 #[tokio::test]
-async fn so_many_at_a_time_and_no_more() {
+async fn concurrent_backups_are_limited() {
     let (node, store) = node(2_000_000);
     let first = node.back_up(Arc::clone(&store), false).await.unwrap();
     let second = node.back_up(Arc::clone(&store), false).await.unwrap();
@@ -63,11 +63,11 @@ async fn so_many_at_a_time_and_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_takes_nothing_gets_an_error_at_the_end() {
+async fn a_client_that_reads_nothing_gets_an_error() {
     let (node, store) = node(2_000_000);
     let pieces = node.back_up(store, false).await.unwrap();
     tokio::time::sleep(STALLED + Duration::from_secs(1)).await;
-    assert_eq!(node.backups.available_permits(), BACKUPS, "it is given up");
+    assert_eq!(node.backups.available_permits(), BACKUPS, "the permit is released");
     let pieces: Vec<_> = pieces.collect().await;
     let error = pieces.last().unwrap().as_ref().unwrap_err();
     assert_eq!(error.message(), "etcdserver: request timed out");
@@ -75,7 +75,7 @@ async fn who_takes_nothing_gets_an_error_at_the_end() {
 }
 
 #[tokio::test]
-async fn a_process_that_stops_says_so() {
+async fn a_stopping_process_ends_backups_with_an_error() {
     let (node, store) = node(2_000_000);
     let mut pieces = node.back_up(Arc::clone(&store), false).await.unwrap();
     pieces.next().await.unwrap().unwrap();
@@ -87,7 +87,7 @@ async fn a_process_that_stops_says_so() {
 }
 
 #[tokio::test]
-async fn who_needs_a_leader_gets_no_more_without_one() {
+async fn a_backup_that_requires_a_leader_ends_without_one() {
     let (node, store) = node(2_000_000);
     let mut pieces = node.back_up(Arc::clone(&store), true).await.unwrap();
     let error = pieces.next().await.unwrap().unwrap_err();

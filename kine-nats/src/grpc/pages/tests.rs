@@ -57,19 +57,23 @@ fn rewrite(store: &Store) -> i64 {
 }
 
 #[tokio::test]
-async fn a_long_range_is_of_one_revision_although_that_is_compacted_meanwhile() {
+async fn a_long_range_keeps_its_revision_during_compactions() {
     let store = store();
     let head = store.read().mvcc.visible();
-    for asked in [0, head - 5] {
+    for requested in [0, head - 5] {
         let expected = {
             let mvcc = &store.read().mvcc;
-            range(mvcc, &all(asked), if asked == 0 { mvcc.visible() } else { asked })
+            range(
+                mvcc,
+                &all(requested),
+                if requested == 0 { mvcc.visible() } else { requested },
+            )
         };
-        let (request, visible) = (all(asked), store.read().mvcc.visible());
+        let (request, visible) = (all(requested), store.read().mvcc.visible());
         // At this point some keys are not read yet, and the store is not locked.
         let (mut answer, ()) = tokio::join!(
             biased;
-            async { whole(&store, &request).await.unwrap() },
+            async { read_complete(&store, &request).await.unwrap() },
             async { assert!(store.state().try_write().is_ok()) }
         );
         assert_eq!(answer.header.take().unwrap().revision, visible);
@@ -77,35 +81,38 @@ async fn a_long_range_is_of_one_revision_although_that_is_compacted_meanwhile() 
     }
     let request = all(0);
     let reading = async {
-        let mut answer = whole(&store, &request).await.unwrap();
+        let mut answer = read_complete(&store, &request).await.unwrap();
         (answer.header.take().unwrap().revision, answer)
     };
     let expected = range(&store.read().mvcc, &all(0), head);
     let ((revision, answer), rewritten) = tokio::join!(biased; reading, async { rewrite(&store) });
     assert!(revision == head && answer == expected);
-    assert_eq!(whole(&store, &all(head)).await.unwrap_err(), RpcError::Compacted);
+    assert_eq!(
+        read_complete(&store, &all(head)).await.unwrap_err(),
+        RpcError::Compacted
+    );
     {
         let mut state = store.write();
         assert!(state.mvcc.may_trim(), "the compaction waited for the range");
         while state.mvcc.trim(1000) {}
     }
-    let answer = whole(&store, &all(rewritten)).await.unwrap();
+    let answer = read_complete(&store, &all(rewritten)).await.unwrap();
     assert_eq!(answer.count, (KEYS / 2) as i64);
 }
 
 #[tokio::test]
-async fn a_state_that_was_read_anew_goes_on_where_it_can() {
+async fn a_read_continues_in_a_reread_state_if_possible() {
     for (compacted, expected) in [(0, Ok(KEYS as i64)), (1, Err(RpcError::LeaderChanged))] {
         let store = store();
         let head = store.read().mvcc.visible();
-        let mut anew = state();
-        let later = anew.mvcc.advance();
-        anew.delete(&name(KEYS - 1));
-        anew.mvcc.publish(later);
-        anew.mvcc.compact(head + compacted);
+        let mut reread = state();
+        let later = reread.mvcc.advance();
+        reread.delete(&name(KEYS - 1));
+        reread.mvcc.publish(later);
+        reread.mvcc.compact(head + compacted);
         let request = all(0);
-        let adopt = async { store.install_state(anew, 9) };
-        let (answer, ()) = tokio::join!(biased; whole(&store, &request), adopt);
+        let install = async { store.install_state(reread, 9) };
+        let (answer, ()) = tokio::join!(biased; read_complete(&store, &request), install);
         assert_eq!(answer.map(|answer| answer.kvs.len() as i64), expected);
     }
 }

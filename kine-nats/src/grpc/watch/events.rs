@@ -72,7 +72,7 @@ impl OpenWatch {
             if self.previous && !change.delete {
                 puts.entry(change.key()).or_insert(change);
             }
-            if self.wants(change) {
+            if self.includes(change) {
                 let previous = previous
                     .as_deref()
                     .filter(|_| self.previous && change.revision > self.compacted);
@@ -85,7 +85,7 @@ impl OpenWatch {
         found
     }
 
-    fn wants(&self, change: &Change) -> bool {
+    fn includes(&self, change: &Change) -> bool {
         let filtered = if change.delete { self.no_delete } else { self.no_put };
         !filtered && contains(&self.start, &self.end, change.key())
     }

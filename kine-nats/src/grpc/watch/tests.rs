@@ -39,7 +39,7 @@ fn stream(store: &Arc<Store>) -> (OpenStream, mpsc::Receiver<Result<pb::WatchRes
         answers,
         notify: Arc::new(Notify::new()),
         watches: BTreeMap::new(),
-        ended: BTreeSet::new(),
+        closed: BTreeSet::new(),
         next_id: 0,
         needs_leader: false,
     };
@@ -65,7 +65,7 @@ fn revisions(answer: &pb::WatchResponse) -> Vec<i64> {
 }
 
 #[tokio::test]
-async fn a_watch_from_the_past_hears_everything_although_a_commit_marks_it_first() {
+async fn a_watch_from_the_past_gets_every_event_despite_an_earlier_commit() {
     let store = store(8);
     let (mut stream, mut receiver) = stream(&store);
     // The response waits for room; meanwhile revision 9 is committed.
@@ -84,7 +84,7 @@ async fn a_watch_from_the_past_hears_everything_although_a_commit_marks_it_first
 }
 
 #[tokio::test]
-async fn watches_with_much_to_hear_take_turns() {
+async fn watches_with_many_events_alternate() {
     let store = store(3 * PAGE as i64);
     let (mut stream, mut receiver) = stream(&store);
     let working = tokio::spawn(async move {
@@ -109,7 +109,7 @@ async fn watches_with_much_to_hear_take_turns() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_while_a_watch_is_made_leaves_nothing_behind() {
+async fn a_client_that_disconnects_during_a_create_leaves_no_watch() {
     let store = store(8);
     let (mut stream, receiver) = stream(&store);
     drop(receiver);
@@ -119,7 +119,7 @@ async fn a_client_that_goes_while_a_watch_is_made_leaves_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watches_from_old_revisions_under_load_hear_every_revision_once() {
+async fn watches_from_old_revisions_get_every_revision_once_under_load() {
     let store = store(50);
     let writing = tokio::spawn({
         let store = Arc::clone(&store);

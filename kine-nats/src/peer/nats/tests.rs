@@ -88,28 +88,28 @@ async fn answered(sends: Sends, has_others: bool) -> (Option<PeerAnswer>, Durati
     }
     // Everything that the server sent before this message has arrived, too.
     subscriptions.all.next().await.unwrap();
-    let begun = Instant::now();
+    let start = Instant::now();
     peers.leave(&mut subscriptions, &watch::channel(None).1).await;
-    let took = begun.elapsed();
+    let took = start.elapsed();
     // The server reads until the connection closes.
     drop((client, peers, subscriptions));
-    let answer = answered.recv().await;
-    let told = answer.map(|answer| {
-        let whole = AnswerParts::default().take(None, &answer).unwrap().unwrap();
-        message::decode_answer(&whole).unwrap()
+    let bytes = answered.recv().await;
+    let answer = bytes.map(|bytes| {
+        let complete = AnswerParts::default().take(None, &bytes).unwrap().unwrap();
+        message::decode_answer(&complete).unwrap()
     });
-    (told, took)
+    (answer, took)
 }
 
 #[tokio::test]
-async fn what_others_ask_until_they_know_that_it_goes_is_answered() {
-    let (told, _) = answered(Sends::AsItGoes, true).await;
-    assert!(matches!(told, Some(PeerAnswer::NotStarted)), "{told:?}");
+async fn a_leaving_process_answers_until_others_know() {
+    let (answer, _) = answered(Sends::AsItGoes, true).await;
+    assert!(matches!(answer, Some(PeerAnswer::NotStarted)), "{answer:?}");
 }
 
 #[tokio::test]
-async fn who_is_alone_answers_what_has_come_and_waits_for_nobody() {
-    let (told, took) = answered(Sends::AtOnce, false).await;
-    assert!(matches!(told, Some(PeerAnswer::NotStarted)), "{told:?}");
+async fn a_process_without_peers_answers_and_leaves_at_once() {
+    let (answer, took) = answered(Sends::AtOnce, false).await;
+    assert!(matches!(answer, Some(PeerAnswer::NotStarted)), "{answer:?}");
     assert!(took < QUIET, "{took:?}");
 }

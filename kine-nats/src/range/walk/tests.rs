@@ -26,11 +26,11 @@ fn store(random: &mut StdRng) -> Mvcc {
 
 /// All pages as one response, and their number.
 fn walk(mvcc: &Mvcc, request: &RangeRequest) -> (RangeResponse, usize) {
-    let (mut walk, mut step) = Walk::begin(mvcc, request).unwrap();
+    let (mut walk, mut step) = Walk::start(mvcc, request).unwrap();
     let (mut kvs, mut pages) = (Vec::new(), 1);
     loop {
         match step {
-            Step::Looking => {}
+            Step::Pending => {}
             Step::Page(page) => {
                 let size: usize = page.iter().map(Bytes::len).sum();
                 assert!((PAGE..PAGE + 6000).contains(&size), "{size}");
@@ -49,7 +49,7 @@ fn walk(mvcc: &Mvcc, request: &RangeRequest) -> (RangeResponse, usize) {
 }
 
 #[test]
-fn pages_are_a_range_together() {
+fn pages_form_a_range() {
     let mut random = seeded();
     let mvcc = store(&mut random);
     let mut most = 0;
@@ -65,8 +65,8 @@ fn pages_are_a_range_together() {
             ..RangeRequest::default()
         };
         let (together, pages) = walk(&mvcc, &request);
-        let whole = range(&mvcc, &request, revision(&request, mvcc.visible()));
-        assert!(together == whole, "{request:?}");
+        let expected = range(&mvcc, &request, revision(&request, mvcc.visible()));
+        assert!(together == expected, "{request:?}");
         most = most.max(pages);
     }
     assert!(most > 5, "{most} pages");
@@ -81,7 +81,7 @@ fn all() -> RangeRequest {
 }
 
 #[test]
-fn many_dead_keys_are_gone_over_in_slices() {
+fn many_deleted_keys_are_skipped_in_slices() {
     let mut mvcc = Mvcc::new();
     for number in 0..2 * SLICE {
         mvcc.advance();
@@ -92,9 +92,9 @@ fn many_dead_keys_are_gone_over_in_slices() {
     mvcc.put(b"last", b"", 0);
     mvcc.publish(head);
     let limited = RangeRequest { limit: 1, ..all() };
-    let (mut walk, first) = Walk::begin(&mvcc, &limited).unwrap();
-    assert!(matches!(first, Step::Looking));
-    assert!(matches!(walk.step(&mvcc), Ok(Step::Looking)));
+    let (mut walk, first) = Walk::start(&mvcc, &limited).unwrap();
+    assert!(matches!(first, Step::Pending));
+    assert!(matches!(walk.step(&mvcc), Ok(Step::Pending)));
     let Ok(Step::Last(last)) = walk.step(&mvcc) else {
         panic!("the keys end");
     };
@@ -109,7 +109,7 @@ fn a_walk_stays_at_its_revision_until_that_is_compacted() {
         mvcc.put(format!("k{number}").as_bytes(), &[0; PAGE], 0);
     }
     mvcc.publish(4);
-    let (mut walk, first) = Walk::begin(&mvcc, &all()).unwrap();
+    let (mut walk, first) = Walk::start(&mvcc, &all()).unwrap();
     assert!(matches!(first, Step::Page(page) if page.len() == 1));
     mvcc.advance();
     mvcc.put(b"k1", b"new", 0);

@@ -33,7 +33,7 @@ fn filled() -> RwLock<State> {
 }
 
 fn load(manifest: &Manifest, chunks: &[Bytes]) -> State {
-    let mut snapshot = manifest.begin();
+    let mut snapshot = manifest.empty_snapshot();
     for (number, bytes) in chunks.iter().enumerate() {
         let chunk = Chunk::decode(bytes).unwrap();
         assert_eq!(chunk.number as usize, number);
@@ -52,7 +52,7 @@ fn dump(state: &State, revision: i64) -> Vec<Bytes> {
 }
 
 #[test]
-fn what_was_pinned_comes_back_although_the_store_went_on() {
+fn a_snapshot_contains_the_pinned_state_despite_later_writes() {
     let store = filled();
     let pin = SnapshotPoint::new(
         &store,
@@ -99,7 +99,7 @@ fn what_was_pinned_comes_back_although_the_store_went_on() {
         },
     );
     let manifest = Manifest::decode(&manifest.encode().unwrap()).unwrap();
-    assert_eq!(manifest.begin().fencing, pin.fencing);
+    assert_eq!(manifest.empty_snapshot().fencing, pin.fencing);
     let copy = load(&manifest, &chunks);
     let changes: Vec<_> = copy
         .mvcc
@@ -163,7 +163,7 @@ fn any_number_of_leases_fits() {
 }
 
 #[test]
-fn refuses_revisions_that_cannot_be() {
+fn impossible_revisions_are_rejected() {
     let store = filled();
     let terms = store.read().unwrap().leases.terms();
     let pin = SnapshotPoint::new(&store, FencingState::default(), terms);
@@ -182,7 +182,7 @@ fn refuses_revisions_that_cannot_be() {
 
 /// Every chunk and manifest that can be decoded can be loaded, whatever its content.
 #[test]
-fn survives_hostile_bytes_behind_a_good_hash() {
+fn hostile_bytes_with_a_valid_hash_do_not_panic() {
     let mut random = seeded();
     let mut state = State::new(Mvcc::new());
     state.leases.grant(5, 60, Duration::ZERO);
@@ -210,7 +210,7 @@ fn survives_hostile_bytes_behind_a_good_hash() {
     for _ in 0..fuzz_runs(20_000) {
         let bad = sealed(&manifest, &mut random);
         let manifest = Manifest::decode(&bad).or_else(|_| Manifest::decode(&manifest)).unwrap();
-        let mut snapshot = manifest.begin();
+        let mut snapshot = manifest.empty_snapshot();
         for chunk in &chunks {
             let bad = sealed(chunk, &mut random);
             if let Ok(chunk) = Chunk::decode(&bad) {

@@ -51,7 +51,7 @@ fn chunks(memory: &Memory) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn keeps_two_and_the_log_behind_the_older() {
+async fn two_snapshots_and_the_log_behind_the_older_stay() {
     let (memory, snapshots, state) = bench(40);
     for sequence in [10, 20, 30] {
         snapshots
@@ -61,12 +61,12 @@ async fn keeps_two_and_the_log_behind_the_older() {
     }
     assert_eq!(chunks(&memory), [20, 30]);
     assert_eq!(memory.first(), 21);
-    memory.messages().damage("snap.m");
+    memory.messages().corrupt("snap.m");
     assert_eq!(newest(&snapshots).await, (20, 1));
 }
 
 #[tokio::test]
-async fn a_writer_that_slept_over_its_snapshot_spoils_nothing() {
+async fn a_late_snapshot_of_a_suspended_writer_does_no_harm() {
     let (memory, snapshots, state) = bench(40);
     snapshots.store_and_purge(&state, &pin(&state, 5, 1)).await.unwrap();
     // The first writer is suspended before its manifest; the next writer stores a snapshot
@@ -76,15 +76,15 @@ async fn a_writer_that_slept_over_its_snapshot_spoils_nothing() {
     let refused = snapshots.store_and_purge(&state, &late).await.unwrap_err();
     assert!(matches!(refused, SnapshotError::Stale { newest: 20 }), "{refused:?}");
     assert_eq!(newest(&snapshots).await, (20, 2));
-    assert_eq!(memory.first(), 6, "nothing is dropped that no older snapshot holds");
+    assert_eq!(memory.first(), 6, "the log is retained that no older snapshot contains");
     snapshots.store_and_purge(&state, &pin(&state, 30, 2)).await.unwrap();
     assert_eq!((newest(&snapshots).await, memory.first()), ((30, 2), 21));
-    memory.messages().damage("snap.m");
-    assert_eq!(newest(&snapshots).await, (20, 2), "what is kept besides is whole");
+    memory.messages().corrupt("snap.m");
+    assert_eq!(newest(&snapshots).await, (20, 2), "the other snapshot is complete");
 }
 
 #[tokio::test]
-async fn what_is_left_of_a_failed_snapshot_is_removed() {
+async fn chunks_of_a_failed_snapshot_are_removed() {
     let (memory, snapshots, state) = bench(40);
     // The chunk is stored, the manifest is not.
     memory.messages().set_left(Some(1));
@@ -107,7 +107,7 @@ async fn what_is_left_of_a_failed_snapshot_is_removed() {
 }
 
 #[tokio::test]
-async fn a_snapshot_that_lost_its_chunks_does_not_count_as_the_older_one() {
+async fn a_snapshot_without_chunks_is_not_the_older_one() {
     let (memory, snapshots, state) = bench(40);
     snapshots.store_and_purge(&state, &pin(&state, 5, 1)).await.unwrap();
     snapshots.store_and_purge(&state, &pin(&state, 10, 1)).await.unwrap();
@@ -122,7 +122,7 @@ async fn a_snapshot_that_lost_its_chunks_does_not_count_as_the_older_one() {
 }
 
 #[tokio::test]
-async fn a_manifest_that_a_server_does_not_find_hides_no_other() {
+async fn a_missing_manifest_does_not_hide_another() {
     let (memory, snapshots, state) = bench(60);
     for sequence in [10, 20] {
         snapshots
@@ -137,7 +137,7 @@ async fn a_manifest_that_a_server_does_not_find_hides_no_other() {
 }
 
 #[tokio::test]
-async fn a_damaged_manifest_keeps_neither_the_log_nor_chunks_for_good() {
+async fn a_damaged_manifest_does_not_retain_the_log_or_chunks() {
     let (memory, snapshots, state) = bench(60);
     for sequence in [10, 20] {
         snapshots
@@ -145,7 +145,7 @@ async fn a_damaged_manifest_keeps_neither_the_log_nor_chunks_for_good() {
             .await
             .unwrap();
     }
-    memory.messages().damage("snap.m");
+    memory.messages().corrupt("snap.m");
     snapshots.store_and_purge(&state, &pin(&state, 30, 1)).await.unwrap();
     assert_eq!(
         (memory.first(), chunks(&memory)),
@@ -158,7 +158,7 @@ async fn a_damaged_manifest_keeps_neither_the_log_nor_chunks_for_good() {
 
 /// The chunk of the snapshot exists, but its content was changed.
 #[tokio::test]
-async fn a_snapshot_that_does_not_read_back_does_not_count_as_the_older_one() {
+async fn an_unreadable_snapshot_is_not_the_older_one() {
     for spare in [false, true] {
         let (memory, mut snapshots, state) = bench(60);
         if spare {
@@ -168,7 +168,7 @@ async fn a_snapshot_that_does_not_read_back_does_not_count_as_the_older_one() {
         snapshots.store_and_purge(&state, &pin(&state, 10, 1)).await.unwrap();
         let damaged = if spare { memory.spare() } else { memory.messages() };
         let chunk = damaged.counts().into_keys().find(|name| name.contains(".c.10."));
-        damaged.damage(&chunk.unwrap());
+        damaged.corrupt(&chunk.unwrap());
         assert_eq!((newest(&snapshots).await, memory.first()), ((5, 1), 6));
         assert_eq!(snapshots.count(5).await.unwrap(), 1, "the log stands on one");
         snapshots.store_and_purge(&state, &pin(&state, 20, 2)).await.unwrap();
@@ -179,7 +179,7 @@ async fn a_snapshot_that_does_not_read_back_does_not_count_as_the_older_one() {
 }
 
 #[tokio::test]
-async fn two_streams_take_turns_and_either_is_enough() {
+async fn two_streams_alternate_and_either_is_sufficient() {
     let (memory, snapshots, state) = bench(60);
     let snapshots = snapshots.with_spare(memory.spare(), "spare".into());
     let sequences = |messages: MemoryMessages| {
@@ -188,14 +188,14 @@ async fn two_streams_take_turns_and_either_is_enough() {
         let numbers = names.map(|(_, name)| name.split('.').next().unwrap().parse().unwrap());
         numbers.collect::<Vec<u64>>()
     };
-    let kept = || (sequences(memory.messages()), sequences(memory.spare()), memory.first());
+    let stored = || (sequences(memory.messages()), sequences(memory.spare()), memory.first());
     for sequence in [10, 20, 30] {
         snapshots
             .store_and_purge(&state, &pin(&state, sequence, 1))
             .await
             .unwrap();
     }
-    assert_eq!(kept(), (vec![30], vec![20], 21));
+    assert_eq!(stored(), (vec![30], vec![20], 21));
     // One stream is lost completely; the next two snapshots follow the usual order.
     for (messages, sequence, left) in [(memory.messages(), 40, 20), (memory.spare(), 50, 40)] {
         messages.purge_below(u64::MAX).await.unwrap();
@@ -210,12 +210,12 @@ async fn two_streams_take_turns_and_either_is_enough() {
             (2, left + 1)
         );
     }
-    assert_eq!(kept(), (vec![40], vec![50], 41));
+    assert_eq!(stored(), (vec![40], vec![50], 41));
 }
 
 /// Two snapshots at the end of a full log free space, whichever stream had the last one.
 #[tokio::test]
-async fn two_at_the_end_of_the_log_make_room() {
+async fn two_snapshots_at_the_end_of_the_log_free_space() {
     for earlier in [&[][..], &[10], &[10, 20], &[10, 20, 30]] {
         let (memory, snapshots, state) = bench(60);
         let snapshots = snapshots.with_spare(memory.spare(), "spare".into());
@@ -234,7 +234,7 @@ async fn two_at_the_end_of_the_log_make_room() {
 }
 
 #[tokio::test]
-async fn a_second_stream_may_come_and_go() {
+async fn a_second_stream_is_optional() {
     let (memory, snapshots, state) = bench(60);
     snapshots.store_and_purge(&state, &pin(&state, 10, 1)).await.unwrap();
     snapshots.store_and_purge(&state, &pin(&state, 20, 1)).await.unwrap();
@@ -265,45 +265,45 @@ fn slow() -> (Memory, Stored, RwLock<State>) {
 const SLOWNESS: Duration = Duration::from_millis(10);
 
 async fn time_to_keep(snapshots: &Stored, state: &RwLock<State>, sequence: u64) -> Duration {
-    let begun = Instant::now();
+    let start = Instant::now();
     snapshots
         .store_and_purge(state, &pin(state, sequence, 1))
         .await
         .unwrap();
-    begun.elapsed()
+    start.elapsed()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_snapshot_rests_while_it_is_written_and_read_back() {
+async fn writing_and_checking_a_snapshot_is_throttled() {
     let (_memory, snapshots, state) = slow();
     let hurried = watch::Sender::new(false);
-    let with_pauses = snapshots.with_pauses(hurried.subscribe());
+    let with_throttle = snapshots.with_throttle(hurried.subscribe());
     // The first snapshot writes 20 chunks. The others also read one back. No pause follows lists
     // and manifests.
     let unrested = time_to_keep(&snapshots, &state, 10).await;
-    let rested = time_to_keep(&with_pauses, &state, 20).await;
+    let rested = time_to_keep(&with_throttle, &state, 20).await;
     assert!(unrested < 30 * SLOWNESS, "{unrested:?}");
     assert!(rested > 80 * SLOWNESS && rested < 120 * SLOWNESS, "{rested:?}");
     hurried.send_replace(true);
-    let awaited = time_to_keep(&with_pauses, &state, 30).await;
+    let awaited = time_to_keep(&with_throttle, &state, 30).await;
     assert!(awaited < 40 * SLOWNESS, "{awaited:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_snapshot_under_way_goes_on_at_once_when_something_waits_for_it() {
+async fn a_throttled_snapshot_continues_at_once_when_needed() {
     let (memory, snapshots, state) = slow();
     let hurried = watch::Sender::new(false);
-    let with_pauses = snapshots.with_pauses(hurried.subscribe());
-    let begun = Instant::now();
-    let keep = time_to_keep(&with_pauses, &state, 10);
+    let with_throttle = snapshots.with_throttle(hurried.subscribe());
+    let start = Instant::now();
+    let keep = time_to_keep(&with_throttle, &state, 10);
     let hurry = async {
         while memory.messages().stored() < 2 {
             sleep(Duration::from_millis(1)).await;
         }
         hurried.send_replace(true);
-        begun.elapsed()
+        start.elapsed()
     };
-    let (kept, waited) = tokio::join!(keep, hurry);
+    let (stored, waited) = tokio::join!(keep, hurry);
     assert!(waited > 4 * SLOWNESS, "{waited:?}");
-    assert!(kept < waited + 25 * SLOWNESS, "{kept:?}");
+    assert!(stored < waited + 25 * SLOWNESS, "{stored:?}");
 }

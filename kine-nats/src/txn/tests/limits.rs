@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn kept(key: &str) -> pb::PutRequest {
+fn put_request(key: &str) -> pb::PutRequest {
     pb::PutRequest {
         ignore_value: true,
         ..put(key, "")
@@ -10,7 +10,7 @@ fn kept(key: &str) -> pb::PutRequest {
 }
 
 #[test]
-fn values_that_are_kept_count_for_the_record() {
+fn retained_values_count_for_the_record_size() {
     let mut bench = Bench::new();
     let value = "v".repeat(500_000);
     for key in ["a", "b", "c", "d"] {
@@ -18,7 +18,10 @@ fn values_that_are_kept_count_for_the_record() {
     }
     let before = bench.state.mvcc.head();
     let all = |keys: &[&str]| {
-        let success = keys.iter().map(|key| op(Request::RequestPut(kept(key)))).collect();
+        let success = keys
+            .iter()
+            .map(|key| op(Request::RequestPut(put_request(key))))
+            .collect();
         Command::Txn(pb::TxnRequest {
             success,
             ..Default::default()
@@ -27,9 +30,11 @@ fn values_that_are_kept_count_for_the_record() {
     assert_eq!(bench.run(all(&["a", "b", "c", "d"])).unwrap_err(), RpcError::TooLarge);
     let nested = pb::TxnRequest {
         success: vec![
-            op(Request::RequestPut(kept("a"))),
+            op(Request::RequestPut(put_request("a"))),
             op(Request::RequestTxn(pb::TxnRequest {
-                success: ["b", "c", "d"].map(|key| op(Request::RequestPut(kept(key)))).to_vec(),
+                success: ["b", "c", "d"]
+                    .map(|key| op(Request::RequestPut(put_request(key))))
+                    .to_vec(),
                 ..Default::default()
             })),
         ],
@@ -45,11 +50,11 @@ fn the_largest_request_fits() {
     let mut bench = Bench::new();
     let value = "v".repeat(crate::limits::MAX_REQUEST - 100);
     bench.put("a", &value);
-    assert!(bench.run(Command::Put(kept("a"))).is_ok());
+    assert!(bench.run(Command::Put(put_request("a"))).is_ok());
 }
 
 #[test]
-fn a_transaction_does_not_read_the_whole_store_over_and_over() {
+fn repeated_large_reads_of_a_transaction_are_limited() {
     let mut bench = Bench::new();
     for number in 0..2000 {
         bench.put(&format!("/a/{number}"), "");
@@ -73,7 +78,7 @@ fn a_transaction_does_not_read_the_whole_store_over_and_over() {
     assert_eq!(
         bench.run(read(51, 3)).err(),
         Some(RpcError::TooLarge),
-        "little is found, and all that came later is gone over"
+        "few keys are found, but all later versions are visited"
     );
     let counted = pb::RangeRequest {
         count_only: true,
@@ -196,7 +201,7 @@ fn a_full_store_can_be_compacted_by_kube_apiserver() {
 }
 
 #[test]
-fn only_what_a_compaction_puts_is_put_into_a_full_store() {
+fn a_full_store_accepts_only_the_put_of_a_compaction() {
     let mut bench = Bench::new();
     bench.put("a", "");
     bench.quota = 0;

@@ -89,7 +89,7 @@ fn flipped(bytes: &Bytes, bit: usize) -> Bytes {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_flipped_bit_of_the_log_is_ever_served() {
+async fn a_flipped_bit_of_the_log_is_never_served() {
     let mut random = seeded();
     let (memory, saved) = written().await;
     let stored = read(&memory).await.unwrap();
@@ -114,7 +114,7 @@ async fn no_flipped_bit_of_the_log_is_ever_served() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_flipped_bit_of_a_snapshot_is_ever_served() {
+async fn a_flipped_bit_of_a_snapshot_is_never_served() {
     let mut random = seeded();
     let (memory, _) = written().await;
     let (stored, messages) = (read(&memory).await.unwrap(), memory.messages());
@@ -135,7 +135,7 @@ async fn no_flipped_bit_of_a_snapshot_is_ever_served() {
 
 /// Replaces a record completely, by bytes that do not resemble one.
 #[tokio::test(start_paused = true)]
-async fn a_record_that_was_overwritten_is_missed() {
+async fn an_overwritten_record_is_detected() {
     let (memory, saved) = written().await;
     let records = memory.records();
     // The last four records may just as well have been in flight and displaced.

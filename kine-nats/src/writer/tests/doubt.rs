@@ -43,16 +43,16 @@ async fn a_writer_whose_successor_purged_the_log_ends() {
         ),
         "{ended:?}"
     );
-    assert!(!running.store.lease_holds());
+    assert!(!running.store.has_valid_lease());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_log_that_takes_nothing_is_not_asked_without_a_pause() {
+async fn writes_to_a_rejecting_log_are_retried_with_pauses() {
     let (memory, running) = started(&[]).await;
     memory.fail_publish(50);
-    let begun = Instant::now();
+    let started_at = Instant::now();
     assert_eq!(write(&running.store, "a").await, Ok(2));
-    let took = begun.elapsed();
+    let took = started_at.elapsed();
     assert!(
         took > Duration::from_secs(3) && took < Duration::from_secs(6),
         "{took:?}"
@@ -67,17 +67,17 @@ async fn the_lease_counts_from_the_first_send_of_the_epoch_record() {
     let mut follower = follow(Replica::load(&log, &snapshots(&memory)).await.unwrap());
     memory.inject([Some(Fault::LoseAck)]);
     memory.fail_info(3);
-    let begun = clock::now();
+    let started_at = clock::now();
     let sent = follower
         .take_over(&log, &snapshots(&memory), &mut acks, &identity(1, 1))
         .await
         .unwrap();
-    assert!(clock::now() > begun + LEASE);
-    assert_eq!(sent, begun);
+    assert!(clock::now() > started_at + LEASE);
+    assert_eq!(sent, started_at);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_that_no_server_takes_ends_the_writer() {
+async fn a_record_that_no_server_accepts_ends_the_writer() {
     let (memory, running) = started(&[]).await;
     memory.set_largest(10);
     assert_eq!(write(&running.store, "a").await, Err(RpcError::LeaderFailed));
@@ -89,7 +89,7 @@ async fn a_record_that_no_server_takes_ends_the_writer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_writer_in_doubt_before_a_hole_ends() {
+async fn a_writer_in_doubt_before_a_gap_ends() {
     let (memory, running) = started(&["a", "b", "c", "d"]).await;
     let hole = memory.len() as u64 + 1;
     memory.punch(hole);
@@ -97,19 +97,19 @@ async fn a_writer_in_doubt_before_a_hole_ends() {
     let writes = [running.write_soon("e"), running.write_soon("f")];
     let ended = tokio::time::timeout(Duration::from_secs(10), running.writer).await;
     let ended = ended.expect("it ends").unwrap();
-    let said = anyhow::Error::new(ended.unwrap_err()).to_string();
+    let message = anyhow::Error::new(ended.unwrap_err()).to_string();
     assert!(
-        said.contains(&format!("sequence {hole}")) && said.contains("kine-nats repair"),
-        "{said}"
+        message.contains(&format!("sequence {hole}")) && message.contains("kine-nats repair"),
+        "{message}"
     );
     for write in writes {
         assert_eq!(write.await.unwrap(), Err(RpcError::LeaderFailed));
     }
-    assert!(!running.store.lease_holds());
+    assert!(!running.store.has_valid_lease());
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_log_lost_is_stored_again() {
+async fn lost_records_are_stored_again() {
     let (memory, running) = started(&["a", "b", "c"]).await;
     let before = memory.records();
     memory.truncate(2);
@@ -120,7 +120,7 @@ async fn what_the_log_lost_is_stored_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_log_that_only_seemed_shorter_is_continued() {
+async fn a_log_that_was_only_reported_shorter_is_continued() {
     let (memory, running) = started(&["a", "b"]).await;
     let mut records = memory.records();
     memory.truncate(1);
@@ -133,7 +133,7 @@ async fn a_log_that_only_seemed_shorter_is_continued() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_log_that_lost_more_than_is_remembered_is_never_continued() {
+async fn a_log_that_lost_more_than_the_writer_remembers_is_never_continued() {
     let (memory, running) = started(&[]).await;
     for _ in 0..5 {
         running.store.submit(put_bytes("a", 1 << 20)).await.unwrap();
@@ -160,20 +160,20 @@ async fn a_log_that_lost_more_than_is_remembered_is_never_continued() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_writer_that_slept_answers_nothing_from_before() {
+async fn a_suspended_writer_answers_no_earlier_request() {
     // Enough records that two may be in flight.
     let (memory, running) = started(&["a", "b", "c", "d", "e"]).await;
-    memory.hold_acks();
+    memory.delay_acks();
     let put = running.write_soon("f");
     tokio::time::sleep(Duration::from_millis(1)).await;
     // The writer is suspended, with an ack in its queue. Another one starts, and a client that has
     // seen that reads from the old one.
     succeed(&memory, 1).await;
     let store = Arc::clone(&running.store);
-    let asked = tokio::spawn(async move { store.submit(Command::KeepAlive(7)).await });
+    let keep_alive = tokio::spawn(async move { store.submit(Command::KeepAlive(7)).await });
     tokio::time::advance(LEASE).await;
     memory.release_acks().await;
-    let answer = asked.await.unwrap();
+    let answer = keep_alive.await.unwrap();
     assert!(answer.is_err(), "{answer:?}");
     assert_eq!(put.await.unwrap(), Ok(7), "it was stored before");
     let ended = running.writer.await.unwrap();

@@ -15,7 +15,7 @@ async fn another_store() -> Bytes {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_of_this_store_is_passed_over_by_writers_and_readers() {
+async fn messages_of_other_stores_are_skipped() {
     let memory = Memory::new();
     memory.push(junk());
     let running = start(&memory, identity(1, 1)).await;
@@ -37,7 +37,7 @@ async fn what_is_not_of_this_store_is_passed_over_by_writers_and_readers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn copies_of_records_are_passed_over_by_writers_and_readers() {
+async fn copies_of_records_are_skipped() {
     let (memory, running) = started(&["a"]).await;
     running.store.submit(Command::Grant { id: 7, ttl: 600 }).await.unwrap();
     // A heartbeat.
@@ -59,7 +59,7 @@ async fn copies_of_records_are_passed_over_by_writers_and_readers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_damaged_record_of_this_store_ends_the_writer_and_is_never_passed_over() {
+async fn a_damaged_record_of_this_store_ends_the_writer() {
     let (memory, running) = started(&["a"]).await;
     let mut damaged = memory.records().pop().unwrap().to_vec();
     *damaged.last_mut().unwrap() ^= 1;
@@ -78,9 +78,9 @@ async fn a_damaged_record_of_this_store_ends_the_writer_and_is_never_passed_over
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_ack_of_a_record_that_was_displaced_is_not_taken_for_the_next_one() {
+async fn a_late_ack_of_a_displaced_record_does_not_confirm_the_next_one() {
     let (memory, running) = started(&["a", "b", "c", "d", "e"]).await;
-    memory.hold_acks();
+    memory.delay_acks();
     memory.push(another_late_record(&memory).await);
     let mut writes = Vec::new();
     for key in ["f", "g"] {

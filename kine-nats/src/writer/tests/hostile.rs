@@ -60,21 +60,21 @@ fn commands() -> Vec<Command> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_other_processes_ask_for_harms_nothing() {
+async fn invalid_requests_of_other_processes_do_no_harm() {
     let mut random = seeded();
     let (memory, running) = started(&["a", "k"]).await;
     running.store.submit(Command::Grant { id: 7, ttl: 600 }).await.unwrap();
-    let asks: Vec<Bytes> = commands()
+    let requests: Vec<Bytes> = commands()
         .iter()
         .map(|command| message::encode_request(running.store.epoch(), command))
         .collect();
     let mut done = 0;
     for _ in 0..fuzz_runs(4000) {
-        let mut bad = asks[random.random_range(0..asks.len())].to_vec();
+        let mut bad = requests[random.random_range(0..requests.len())].to_vec();
         mutate(&mut bad, &mut random);
-        let told = serve(&running.store, &bad.into()).await;
-        let told = message::decode_answer(&told).expect("an answer that is understood");
-        done += u64::from(matches!(told, PeerAnswer::Done(Ok(_))));
+        let answer = serve(&running.store, &bad.into()).await;
+        let answer = message::decode_answer(&answer).expect("an answer that is understood");
+        done += u64::from(matches!(answer, PeerAnswer::Done(Ok(_))));
     }
     assert!(done > 100, "{done} were done all the same");
     for key in [&b""[..], b"\0"] {
@@ -82,10 +82,10 @@ async fn what_other_processes_ask_for_harms_nothing() {
             key: key.to_vec().into(),
             ..Default::default()
         };
-        let ask = message::encode_request(running.store.epoch(), &Command::Put(put));
-        let told = message::decode_answer(&serve(&running.store, &ask).await).unwrap();
-        let refused = matches!(told, PeerAnswer::Done(Err(RpcError::EmptyKey)));
-        assert_eq!(refused, key.is_empty(), "{told:?}");
+        let request = message::encode_request(running.store.epoch(), &Command::Put(put));
+        let answer = message::decode_answer(&serve(&running.store, &request).await).unwrap();
+        let refused = matches!(answer, PeerAnswer::Done(Err(RpcError::EmptyKey)));
+        assert_eq!(refused, key.is_empty(), "{answer:?}");
     }
     let store = Arc::clone(&running.store);
     running.stop().await;
@@ -107,9 +107,9 @@ async fn what_other_processes_ask_for_harms_nothing() {
 }
 
 #[test]
-fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
+fn invalid_messages_of_other_processes_do_not_panic() {
     let mut random = seeded();
-    let told = [
+    let answers = [
         PeerAnswer::NotStarted,
         PeerAnswer::Done(Err(RpcError::NoSpace)),
         PeerAnswer::Done(Ok(Answer::Barrier {
@@ -128,17 +128,17 @@ fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
         leaving: false,
         full: true,
     };
-    let said = [
+    let broadcasts = [
         message::Broadcast::Stored(9),
         message::Broadcast::Announcement(here),
         message::Broadcast::Successor(7),
     ];
-    let all = told.map(message::encode_answer).into_iter();
-    let all = all.chain(said.iter().map(message::encode_broadcast));
-    let asked = commands()
+    let all = answers.map(message::encode_answer).into_iter();
+    let all = all.chain(broadcasts.iter().map(message::encode_broadcast));
+    let requests = commands()
         .into_iter()
         .map(|command| message::encode_request(3, &command));
-    let all: Vec<Bytes> = all.chain(asked).collect();
+    let all: Vec<Bytes> = all.chain(requests).collect();
     let mut understood = [0; 3];
     for _ in 0..fuzz_runs(50_000) {
         let mut bad = all[random.random_range(0..all.len())].to_vec();
@@ -150,10 +150,10 @@ fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
         let bad = Bytes::from(bad);
         // Each message is also decoded as the other kinds. A decoded message stays the same when it
         // is encoded and decoded again.
-        if let Ok(said) = message::decode_broadcast(&bad) {
+        if let Ok(broadcast) = message::decode_broadcast(&bad) {
             assert_eq!(
-                message::decode_broadcast(&message::encode_broadcast(&said)).unwrap(),
-                said
+                message::decode_broadcast(&message::encode_broadcast(&broadcast)).unwrap(),
+                broadcast
             );
             understood[0] += 1;
         }
@@ -162,11 +162,11 @@ fn no_message_of_another_process_is_too_odd_to_be_looked_at() {
             assert_eq!((again, format!("{same:?}")), (epoch, format!("{command:?}")));
             understood[1] += 1;
         }
-        if let Ok(told) = message::decode_answer(&bad) {
-            let meant = format!("{told:?}");
+        if let Ok(answer) = message::decode_answer(&bad) {
+            let expected = format!("{answer:?}");
             assert_eq!(
-                format!("{:?}", message::decode_answer(&message::encode_answer(told)).unwrap()),
-                meant
+                format!("{:?}", message::decode_answer(&message::encode_answer(answer)).unwrap()),
+                expected
             );
             understood[2] += 1;
         }
@@ -197,7 +197,7 @@ fn change_number(text: &mut Vec<u8>, random: &mut StdRng) {
 /// Manifests and low watermarks with a valid hash are trusted. Their content must not crash a
 /// process that reads them.
 #[tokio::test(start_paused = true)]
-async fn a_snapshot_or_a_floor_of_odd_numbers_is_refused_or_believed() {
+async fn a_snapshot_with_unusual_numbers_does_not_panic() {
     let mut random = seeded();
     let (memory, _) = damage::written().await;
     let messages = memory.messages();
@@ -232,7 +232,7 @@ async fn a_snapshot_or_a_floor_of_odd_numbers_is_refused_or_believed() {
 
 /// Records that fit into the chain, with operations that no writer would send.
 #[tokio::test(start_paused = true)]
-async fn a_record_of_odd_operations_is_refused_or_done() {
+async fn a_record_with_unusual_operations_does_not_panic() {
     const HEADER: usize = 64;
     let mut random = seeded();
     let (memory, running) = started(&["a", "b"]).await;

@@ -6,12 +6,12 @@ use pb::lease_server::Lease;
 use tonic::Request;
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_is_not_stored_yet_is_not_told_of() {
+async fn an_unstored_lease_is_not_reported() {
     let (memory, running) = started(&[]).await;
     let (_sender, receiver) = watch::channel(Some(Arc::clone(&running.store)));
     let node = Node::new(receiver, Duration::from_secs(60), Vec::new());
     write(&running.store, "a").await.unwrap();
-    memory.hold_acks();
+    memory.delay_acks();
     let store = Arc::clone(&running.store);
     let granting = tokio::spawn(async move { store.submit(Command::Grant { id: 7, ttl: 60 }).await });
     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -43,7 +43,7 @@ async fn a_lease_that_is_not_stored_yet_is_not_told_of() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn leases_end_by_themselves_and_start_anew_with_a_new_writer() {
+async fn leases_expire_and_restart_with_a_new_writer() {
     let (memory, running) = started(&[]).await;
     running.store.submit(Command::Grant { id: 7, ttl: 2 }).await.unwrap();
     for key in ["b", "a"] {
@@ -52,12 +52,16 @@ async fn leases_end_by_themselves_and_start_anew_with_a_new_writer() {
     running.stop().await;
     let running = start(&memory, identity(2, 1)).await;
     assert_eq!(running.store.revision(), 3);
-    let begun = Instant::now();
+    let started_at = Instant::now();
     while running.store.revision() == 3 {
-        assert!(begun.elapsed() < Duration::from_secs(5));
+        assert!(started_at.elapsed() < Duration::from_secs(5));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(begun.elapsed() > Duration::from_millis(1500), "{:?}", begun.elapsed());
+    assert!(
+        started_at.elapsed() > Duration::from_millis(1500),
+        "{:?}",
+        started_at.elapsed()
+    );
     assert_eq!(running.store.revision(), 4, "all keys of a lease go at one revision");
     running.stop().await;
     assert_eq!(stored(&memory).await, ["b", "a", "a", "b"]);
@@ -65,13 +69,13 @@ async fn leases_end_by_themselves_and_start_anew_with_a_new_writer() {
 
 /// Busy writers fill the pipeline as soon as it has room.
 #[tokio::test(start_paused = true)]
-async fn leases_end_before_what_waits_is_written() {
+async fn expired_leases_end_before_waiting_writes() {
     let (memory, running) = started(&["a", "b", "c", "d"]).await;
     running.store.submit(Command::Grant { id: 7, ttl: 2 }).await.unwrap();
     put_with_lease(&running.store, "leased".into(), 7).await;
     // The remaining lease is shorter than the time after which a record is in doubt.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    memory.hold_acks();
+    memory.delay_acks();
     let mut writes = Vec::new();
     for number in 0..PIPELINE + 2 {
         writes.push(running.write_soon(format!("k{number}")));
@@ -97,7 +101,7 @@ async fn put_with_lease(store: &Store, key: String, lease: i64) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn leases_last_for_their_time_after_an_outage() {
+async fn leases_keep_their_ttl_after_an_outage() {
     let (memory, running) = started(&[]).await;
     running.store.submit(Command::Grant { id: 7, ttl: 5 }).await.unwrap();
     put_with_lease(&running.store, "a".into(), 7).await;
@@ -105,14 +109,14 @@ async fn leases_last_for_their_time_after_an_outage() {
     tokio::time::sleep(Duration::from_secs(20)).await;
     memory.set_connected(true);
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert_eq!(running.store.revision(), 2, "nobody could renew it");
+    assert_eq!(running.store.revision(), 2, "the lease could not be renewed");
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(running.store.revision(), 3);
     running.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn leases_last_for_their_time_after_a_suspend() {
+async fn leases_keep_their_ttl_after_a_suspend() {
     let (_memory, running) = started(&[]).await;
     running.store.submit(Command::Grant { id: 7, ttl: 5 }).await.unwrap();
     put_with_lease(&running.store, "a".into(), 7).await;
@@ -120,7 +124,7 @@ async fn leases_last_for_their_time_after_a_suspend() {
     // All tasks stand still meanwhile, but the clock runs.
     tokio::time::advance(Duration::from_secs(60)).await;
     tokio::time::sleep(Duration::from_secs(4)).await;
-    assert_eq!(running.store.revision(), 2, "nobody could renew it");
+    assert_eq!(running.store.revision(), 2, "the lease could not be renewed");
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(running.store.revision(), 3);
     running.stop().await;

@@ -25,7 +25,7 @@ async fn replayed(memory: &Memory) -> u64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_snapshot_so_that_the_next_start_reads_next_to_nothing() {
+async fn a_stopping_writer_stores_a_snapshot() {
     let (memory, running) = with_unsaved().await;
     running.stop().await;
     assert!(replayed(&memory).await < 1000);
@@ -37,7 +37,7 @@ async fn a_snapshot_so_that_the_next_start_reads_next_to_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_snapshot_where_there_is_little_to_read() {
+async fn a_short_log_is_not_snapshotted_at_the_stop() {
     let (memory, running) = started(&KEYS).await;
     running.stop().await;
     assert_eq!(snapshots(&memory).count(u64::MAX).await.unwrap(), 0);
@@ -45,7 +45,7 @@ async fn no_snapshot_where_there_is_little_to_read() {
 
 /// A cluster that was awake for long and hardly used.
 #[tokio::test(start_paused = true)]
-async fn signs_of_life_are_worth_one_only_where_they_are_very_many() {
+async fn only_very_many_heartbeats_lead_to_a_snapshot_at_the_stop() {
     for (hours, expected) in [(2, 0), (3, 1)] {
         let (memory, running) = started(&KEYS).await;
         tokio::time::sleep(Duration::from_secs(hours * 3600)).await;
@@ -55,7 +55,7 @@ async fn signs_of_life_are_worth_one_only_where_they_are_very_many() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_start_reads_again_is_saved_in_time_if_it_is_a_change() {
+async fn replayed_changes_lead_to_a_snapshot_in_time() {
     let thresholds = SnapshotThresholds {
         age: Duration::from_secs(600),
         ..NEVER
@@ -71,19 +71,23 @@ async fn what_a_start_reads_again_is_saved_in_time_if_it_is_a_change() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_snapshot_that_takes_too_long() {
+async fn a_stop_does_not_wait_for_a_slow_snapshot() {
     let (memory, running) = with_unsaved().await;
     memory.messages().set_slowness(Duration::from_secs(9));
-    let begun = Instant::now();
+    let started_at = Instant::now();
     running.stop().await;
-    assert!(begun.elapsed() < Duration::from_secs(7), "{:?}", begun.elapsed());
+    assert!(
+        started_at.elapsed() < Duration::from_secs(7),
+        "{:?}",
+        started_at.elapsed()
+    );
     memory.messages().set_slowness(Duration::ZERO);
     assert!(replayed(&memory).await > 1_000_000);
     assert_eq!(stored(&memory).await, KEYS);
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_writes_until_the_snapshot_is_stored() {
+async fn a_stopping_writer_accepts_writes_until_the_snapshot_is_stored() {
     let (memory, running) = with_unsaved().await;
     memory.messages().set_slowness(Duration::from_millis(200));
     let _ = running.stop.send(true);

@@ -17,7 +17,7 @@ fn epoch_behind(memory: &Memory, epoch: u64) -> Bytes {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_lost_just_after_a_start_is_stored_again() {
+async fn records_lost_just_after_a_start_are_stored_again() {
     let (memory, running) = started(&["a"]).await;
     running.stop().await;
     let running = start(&memory, identity(2, 1)).await;
@@ -30,7 +30,7 @@ async fn what_was_lost_just_after_a_start_is_stored_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_log_that_was_emptied_is_filled_again() {
+async fn an_emptied_log_is_filled_again() {
     let (memory, running) = started(&["a"]).await;
     memory.truncate(0);
     assert_eq!(write(&running.store, "b").await, Ok(3));
@@ -39,7 +39,7 @@ async fn a_log_that_was_emptied_is_filled_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_writer_repairs_its_log_before_a_challenger_may_begin() {
+async fn an_idle_writer_repairs_its_log_before_a_takeover() {
     let (memory, running) = started(&["a", "b", "c"]).await;
     memory.truncate(2);
     let copy = memory.clone();
@@ -53,7 +53,7 @@ async fn an_idle_writer_repairs_its_log_before_a_challenger_may_begin() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_writer_whose_place_was_taken_leaves_its_successor_alone() {
+async fn a_displaced_writer_does_not_disturb_its_successor() {
     let (memory, running) = started(&["a", "b", "c"]).await;
     memory.truncate(1);
     memory.push(epoch_behind(&memory, 2));
@@ -90,15 +90,15 @@ async fn a_standby_waits_for_the_writer_to_repair_the_log() {
         records.into_iter().for_each(|record| copy.push(record));
     });
     let snapshots = snapshots(&memory);
-    let began = follower
+    let result = follower
         .take_over(&log, &snapshots, &mut acks, &identity(2, 1))
         .await
         .map(|_| ());
-    assert!(began.is_ok(), "{began:?}");
+    assert!(result.is_ok(), "{result:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_follower_stores_again_what_it_saw_of_a_writer_that_is_gone() {
+async fn a_follower_restores_records_of_a_lost_writer() {
     let (memory, running) = started(&["a", "b", "c"]).await;
     let (log, mut acks) = memory.open();
     let mut follower = follow(Replica::load(&log, &snapshots(&memory)).await.unwrap());
@@ -115,7 +115,7 @@ async fn a_follower_stores_again_what_it_saw_of_a_writer_that_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_follower_does_not_write_over_what_another_began_on_the_shorter_log() {
+async fn a_follower_does_not_overwrite_an_epoch_on_a_shortened_log() {
     let (memory, running) = started(&["a", "b", "c"]).await;
     let (log, mut acks) = memory.open();
     let mut follower = follow(Replica::load(&log, &snapshots(&memory)).await.unwrap());

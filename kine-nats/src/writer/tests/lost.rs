@@ -33,7 +33,7 @@ struct Tally {
     refused: u32,
     /// Stores that were truncated and not refused.
     unnoticed: u32,
-    whole: u32,
+    complete: u32,
 }
 
 /// Acknowledged keys, with their revisions and times.
@@ -91,16 +91,16 @@ async fn simulate(seed: u64, tally: &mut Tally) {
             let _ = (&mut running.writer).await;
         }
         let died = Instant::now();
-        let (length, kept) = (memory.len(), memory.first() as usize - 1);
+        let (length, purged) = (memory.len(), memory.first() as usize - 1);
         // A store without a record and a snapshot has nothing to repair.
-        let cut = (length - random.random_range(0..=(length - kept).min(20))).max(1);
-        let said = random.random_bool(0.5);
-        if said {
+        let cut = (length - random.random_range(0..=(length - purged).min(20))).max(1);
+        let reported = random.random_bool(0.5);
+        if reported {
             memory.lose(cut);
         } else {
             memory.truncate(cut);
         }
-        println!("round {round}: {cut} of {length} records, {kept} purged, lives {lives}, said {said}");
+        println!("round {round}: {cut} of {length} records, {purged} purged, lives {lives}, reported {reported}");
         if lives {
             count += 1;
             let key = format!("k{count}");
@@ -119,26 +119,26 @@ async fn simulate(seed: u64, tally: &mut Tally) {
         running = match try_start(&memory, identity(round, 1), thresholds).await {
             Ok(running) => {
                 assert!(
-                    !lives && (!said || cut == length),
+                    !lives && (!reported || cut == length),
                     "a loss that is known of is not refused"
                 );
                 let old = missing(&memory, &mut acknowledged, died - BOUND).await;
                 assert_eq!(old, 0, "lost without a word");
                 tally.unnoticed += u32::from(acknowledged.len() < before);
-                tally.whole += u32::from(acknowledged.len() == before);
+                tally.complete += u32::from(acknowledged.len() == before);
                 running
             }
             Err(error) => {
                 println!("{error}");
                 assert!(error.to_string().contains("`kine-nats repair`"), "{error}");
-                assert!(cut < length, "it is whole: {error}");
+                assert!(cut < length, "the log is complete: {error}");
                 let repaired = repair_store(&memory.open().0, &snapshots(&memory), 1000, true)
                     .await
                     .unwrap();
                 let Repaired::Bumped { revision, .. } = repaired else {
                     panic!("{repaired:?}")
                 };
-                assert!(revision > highest, "{revision}, and {highest} was told");
+                assert!(revision > highest, "{revision}, and {highest} was acknowledged");
                 missing(&memory, &mut acknowledged, died).await;
                 assert!(
                     !lives || acknowledged.len() == before,
@@ -157,16 +157,16 @@ async fn simulate(seed: u64, tally: &mut Tally) {
 }
 
 #[test]
-fn no_loss_goes_unnoticed() {
+fn every_loss_is_detected() {
     let mut tally = Tally::default();
     on_each_seed(SEEDS, async |seed| simulate(seed, &mut tally).await);
     println!("{tally:?}");
-    let enough = tally.restored > 100 && tally.refused > 100 && tally.unnoticed > 0 && tally.whole > 20;
+    let enough = tally.restored > 100 && tally.refused > 100 && tally.unnoticed > 0 && tally.complete > 20;
     assert!(chosen().is_some() || enough, "{tally:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_living_writer_stores_what_is_missing_before_the_end() {
+async fn a_living_writer_restores_missing_records() {
     let (memory, running) = started(&["a", "b", "c", "d"]).await;
     let hole = memory.len() as u64 - 2;
     memory.punch(hole);
@@ -174,14 +174,14 @@ async fn a_living_writer_stores_what_is_missing_before_the_end() {
     sleep(Duration::from_secs(1)).await;
     memory.set_connected(true);
     sleep(Duration::from_secs(10)).await;
-    assert!(memory.first() > hole, "the log begins at {}", memory.first());
+    assert!(memory.first() > hole, "the log starts at {}", memory.first());
     running.writer.abort();
     let _ = running.writer.await;
     assert_eq!(stored(&memory).await, ["a", "b", "c", "d"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_repair_keeps_what_lies_before_a_hole() {
+async fn a_repair_keeps_records_before_a_gap() {
     let (memory, running) = started(&["a", "b", "c", "d"]).await;
     running.stop().await;
     memory.let_purge_ahead();

@@ -25,7 +25,7 @@ fn dropped(loaded: Result<Replica, RecoverError>) -> u64 {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_log_that_ends_before_what_was_acknowledged_at_a_clean_stop_is_refused() {
+async fn a_log_without_records_acknowledged_at_a_clean_stop_is_rejected() {
     let (memory, running) = started(&["a", "b"]).await;
     running.stop().await;
     let records = memory.records();
@@ -41,7 +41,7 @@ async fn a_log_that_ends_before_what_was_acknowledged_at_a_clean_stop_is_refused
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_acknowledged_some_seconds_before_a_power_failure_is_known() {
+async fn acknowledged_records_are_known_some_seconds_before_a_power_failure() {
     let memory = died(&["a", "b"], Duration::from_secs(6)).await;
     memory.truncate(2);
     let refused = load(&memory).await;
@@ -59,14 +59,14 @@ async fn what_was_acknowledged_some_seconds_before_a_power_failure_is_known() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_acknowledged_just_before_is_missed_when_the_server_says_so() {
+async fn a_loss_that_the_server_reports_is_detected() {
     let memory = died(&["a", "b"], Duration::ZERO).await;
     memory.lose(2);
     assert_eq!(dropped(load(&memory).await), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_store_raises_no_floor() {
+async fn an_idle_store_does_not_raise_the_low_watermark() {
     let (memory, running) = started(&["a"]).await;
     tokio::time::sleep(Duration::from_secs(20)).await;
     let (messages, records) = (memory.messages(), memory.len());
@@ -82,7 +82,7 @@ async fn an_idle_store_raises_no_floor() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_living_writer_stored_again_keeps_nobody_from_starting() {
+async fn restored_records_do_not_prevent_a_start() {
     let (memory, running) = started(&["a", "b"]).await;
     memory.lose(2);
     assert_eq!(write(&running.store, "c").await, Ok(4));
@@ -94,7 +94,7 @@ async fn what_a_living_writer_stored_again_keeps_nobody_from_starting() {
 
 /// The store that starts waits for it.
 #[tokio::test(start_paused = true)]
-async fn a_living_writer_is_given_time_to_store_again_what_was_dropped() {
+async fn a_starting_store_waits_for_a_living_writer_to_restore_records() {
     let (memory, running) = started(&["a", "b"]).await;
     memory.lose(2);
     let loaded = load(&memory).await.unwrap();
@@ -103,27 +103,27 @@ async fn a_living_writer_is_given_time_to_store_again_what_was_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_follower_goes_on_with_what_it_stored_again_and_not_with_what_it_cannot_know() {
-    for (kept, whole) in [(2, true), (4, false)] {
+async fn a_follower_continues_only_with_records_that_it_restored() {
+    for (length, restored) in [(2, true), (4, false)] {
         let (memory, running) = started(&["a", "b", "c"]).await;
         let (log, mut acks) = memory.open();
         let mut follower = follow(load(&memory).await.unwrap());
         running.writer.abort();
         // A record that no process has read.
         memory.push(memory.records()[0].clone());
-        memory.lose(kept);
+        memory.lose(length);
         let snapshots = snapshots(&memory);
-        let began = follower.take_over(&log, &snapshots, &mut acks, &identity(2, 1)).await;
-        match began {
-            Ok(_) if whole => {}
-            Err(RecoverError::Dropped { last: 4, .. }) if !whole => {}
-            other => panic!("{kept}: {other:?}"),
+        let result = follower.take_over(&log, &snapshots, &mut acks, &identity(2, 1)).await;
+        match result {
+            Ok(_) if restored => {}
+            Err(RecoverError::Dropped { last: 4, .. }) if !restored => {}
+            other => panic!("{length}: {other:?}"),
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_repair_accepts_what_was_dropped_for_as_long_as_the_server_says_so() {
+async fn a_repair_accepts_a_loss_while_the_server_reports_it() {
     let memory = died(&["a", "b"], Duration::ZERO).await;
     memory.lose(2);
     memory.let_purge_ahead();
@@ -150,7 +150,7 @@ async fn a_repair_accepts_what_was_dropped_for_as_long_as_the_server_says_so() {
     );
 
     // The server restarts and no longer reports the loss; then it drops more.
-    memory.forget_lost();
+    memory.clear_loss();
     let running = start(&memory, identity(3, 1)).await;
     write(&running.store, "d").await.unwrap();
     tokio::time::sleep(Duration::from_secs(6)).await;
@@ -161,7 +161,7 @@ async fn a_repair_accepts_what_was_dropped_for_as_long_as_the_server_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_repair_keeps_what_can_be_read_below_the_floor() {
+async fn a_repair_keeps_readable_records_below_the_low_watermark() {
     let (memory, running) = started(&["a", "b", "c"]).await;
     running.stop().await;
     memory.truncate(3);

@@ -27,16 +27,16 @@ async fn resting() -> (Memory, Running) {
 
 /// Waits until the snapshot is stored.
 async fn time_to_store(running: &Running) -> Duration {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     while running.store.metrics.snapshots.get() == 0 {
         tokio::time::sleep(Duration::from_millis(10)).await;
-        assert!(begun.elapsed() < Duration::from_secs(60), "no snapshot is stored");
+        assert!(started_at.elapsed() < Duration::from_secs(60), "no snapshot is stored");
     }
-    begun.elapsed()
+    started_at.elapsed()
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_hurries_a_snapshot_that_nobody_waits_for() {
+async fn an_unneeded_snapshot_is_not_hurried() {
     let (_memory, running) = resting().await;
     write(&running.store, "a").await.unwrap();
     let took = time_to_store(&running).await;
@@ -45,7 +45,7 @@ async fn nothing_hurries_a_snapshot_that_nobody_waits_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_makes_half_of_the_next_one_hurries_it() {
+async fn a_half_due_next_snapshot_hurries_a_snapshot() {
     let (_memory, running) = resting().await;
     for _ in 0..21 {
         running.store.submit(put_bytes("a", 400_000)).await.unwrap();
@@ -56,7 +56,7 @@ async fn what_makes_half_of_the_next_one_hurries_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_compacted_hurries_it() {
+async fn a_compaction_hurries_a_snapshot() {
     let (_memory, running) = resting().await;
     let store = &running.store;
     write(store, "a").await.unwrap();
@@ -70,7 +70,7 @@ async fn what_was_compacted_hurries_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_log_without_room_hurries_it() {
+async fn a_full_log_hurries_a_snapshot() {
     let (memory, running) = resting().await;
     memory.set_limit(memory.bytes() + 40);
     let writing = running.write_soon("a");
@@ -81,10 +81,10 @@ async fn a_log_without_room_hurries_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_its_writer_hurries_it() {
+async fn a_stop_of_the_writer_hurries_a_snapshot() {
     let (memory, running) = resting().await;
-    let begun = Instant::now();
+    let started_at = Instant::now();
     running.stop().await;
-    assert!(begun.elapsed() < UNRESTED, "{:?}", begun.elapsed());
+    assert!(started_at.elapsed() < UNRESTED, "{:?}", started_at.elapsed());
     assert_eq!(snapshots(&memory).count(u64::MAX).await.unwrap(), 1);
 }

@@ -119,7 +119,7 @@ impl Slow {
         Duration::from_millis(random.random_range(range))
     }
 
-    async fn ask(&self) -> Result<(), LogError> {
+    async fn check_server(&self) -> Result<(), LogError> {
         sleep(self.delay().min(Duration::from_millis(500))).await;
         if self.happens(4) {
             Err(LogError::Timeout)
@@ -149,24 +149,24 @@ impl Log for Line {
     }
 
     async fn read(&self, from: u64) -> Result<Vec<(u64, Bytes)>, LogError> {
-        self.0.ask().await?;
+        self.0.check_server().await?;
         self.0.log.read(from).await
     }
 
     async fn get(&self, sequence: u64) -> Result<Option<Bytes>, LogError> {
-        self.0.ask().await?;
+        self.0.check_server().await?;
         self.0.log.get(sequence).await
     }
 
     async fn info(&self) -> Result<LogInfo, LogError> {
-        self.0.ask().await?;
+        self.0.check_server().await?;
         let info = self.0.log.info().await;
         sleep(self.0.delay().min(Duration::from_millis(500))).await;
         info
     }
 
     async fn purge(&self, below: u64) -> Result<(), LogError> {
-        self.0.ask().await?;
+        self.0.check_server().await?;
         self.0.log.purge(below).await
     }
 
@@ -196,7 +196,7 @@ impl Peers for Far {
         self.member
     }
 
-    fn ask<'a>(
+    fn request<'a>(
         &'a self,
         member: u64,
         epoch: u64,
@@ -340,7 +340,7 @@ async fn place(world: Arc<World>, number: u64, mut random: StdRng) {
         } else {
             let _ = stop.send(true);
             let ended = tokio::time::timeout(Duration::from_secs(60), process).await;
-            ended.expect("a process that was told to stop ends").unwrap();
+            ended.expect("a stopped process ends").unwrap();
         }
         if world.calm.load(Ordering::Relaxed) {
             return;
@@ -426,7 +426,7 @@ async fn watch_leases(world: Arc<World>) {
         let stores = world.stores.lock().unwrap();
         let epochs: Vec<u64> = stores
             .iter()
-            .filter(|store| store.lease_holds())
+            .filter(|store| store.has_valid_lease())
             .map(|store| store.epoch())
             .collect();
         assert!(epochs.len() < 2, "the writers of {epochs:?} hold the lease");
@@ -517,7 +517,7 @@ struct Tally {
 }
 
 #[test]
-fn whatever_happens_what_was_acknowledged_is_stored() {
+fn acknowledged_writes_are_never_lost() {
     let mut all = Tally::default();
     on_each_seed(SEEDS, async |seed| {
         let tally = simulate(seed).await;
@@ -529,7 +529,7 @@ fn whatever_happens_what_was_acknowledged_is_stored() {
         all.proved += tally.proved;
     });
     println!("{all:?}");
-    let told = all.writes.min(all.forwarded as usize).min(all.proved as usize);
-    let enough = told > 1000 && all.shortened > 100 && all.replaced > 100 && all.moved > 5;
+    let confirmed = all.writes.min(all.forwarded as usize).min(all.proved as usize);
+    let enough = confirmed > 1000 && all.shortened > 100 && all.replaced > 100 && all.moved > 5;
     assert!(chosen().is_some() || enough, "{all:?}");
 }

@@ -20,7 +20,7 @@ fn fill(memory: &Memory) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_log_is_made_room_in_while_a_lease_is_granted() {
+async fn a_full_log_is_freed_while_a_lease_is_granted() {
     let (memory, running) = started(&[]).await;
     for _ in 0..20 {
         running.store.submit(put_bytes("a", 100)).await.unwrap();
@@ -36,7 +36,7 @@ async fn a_full_log_is_made_room_in_while_a_lease_is_granted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_log_is_made_room_in_before_there_is_a_writer() {
+async fn a_full_log_is_freed_before_there_is_a_writer() {
     let (memory, running) = started(&[]).await;
     for _ in 0..20 {
         running.store.submit(put_bytes("a", 100)).await.unwrap();
@@ -44,7 +44,7 @@ async fn a_full_log_is_made_room_in_before_there_is_a_writer() {
     running.writer.abort();
     fill(&memory);
     let started = tokio::time::timeout(Duration::from_secs(60), start(&memory, identity(2, 1))).await;
-    let running = started.expect("a writer begins");
+    let running = started.expect("a writer starts");
     assert_eq!(write(&running.store, "b").await, Ok(22));
     running.stop().await;
 }
@@ -52,19 +52,23 @@ async fn a_full_log_is_made_room_in_before_there_is_a_writer() {
 #[tokio::test(start_paused = true)]
 async fn a_failed_snapshot_is_tried_again_after_seconds() {
     let (memory, running) = started_without_snapshot().await;
-    let begun = Instant::now();
+    let started_at = Instant::now();
     tokio::time::sleep(Duration::from_millis(100)).await;
     memory.messages().set_left(None);
     while memory.messages().counts().is_empty() {
-        assert!(begun.elapsed() < Duration::from_secs(5), "not tried again");
+        assert!(started_at.elapsed() < Duration::from_secs(5), "not tried again");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    assert!(begun.elapsed() > Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert!(
+        started_at.elapsed() > Duration::from_secs(1),
+        "{:?}",
+        started_at.elapsed()
+    );
     running.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn puts_stop_before_the_log_is_full_and_all_else_goes_on() {
+async fn only_puts_are_rejected_before_the_log_is_full() {
     let memory = Memory::new();
     memory.set_limit(200_000);
     let running = start(&memory, identity(1, 1)).await;
@@ -103,7 +107,7 @@ async fn puts_stop_before_the_log_is_full_and_all_else_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_raised_limit_lets_puts_go_on_that_nothing_made_room_for() {
+async fn puts_continue_after_the_limit_is_raised() {
     let memory = Memory::new();
     memory.set_limit(200_000);
     let running = start(&memory, identity(1, 1)).await;
@@ -118,7 +122,7 @@ async fn a_raised_limit_lets_puts_go_on_that_nothing_made_room_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lowered_limit_stops_puts_before_the_log_is_full() {
+async fn puts_are_rejected_early_after_the_limit_is_lowered() {
     let memory = Memory::new();
     memory.set_limit(1_000_000);
     let running = start(&memory, identity(1, 1)).await;
@@ -141,7 +145,7 @@ async fn a_lowered_limit_stops_puts_before_the_log_is_full() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_quota_that_was_not_given_follows_the_limit_on_a_follower_and_on_the_writer() {
+async fn an_unconfigured_quota_follows_the_limit() {
     let memory = Memory::new();
     memory.set_limit(200_000);
     let first = start(&memory, identity(1, 1)).await;
@@ -168,7 +172,7 @@ async fn a_quota_that_was_not_given_follows_the_limit_on_a_follower_and_on_the_w
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_for_the_writer_is_limited_in_bytes() {
+async fn waiting_requests_are_limited_in_bytes() {
     let (memory, running) = started(&["a"]).await;
     memory.set_connected(false);
     let mut tasks = JoinSet::new();
@@ -197,7 +201,7 @@ async fn a_full_log_does_not_wait_for_the_pause_after_failed_snapshots() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_log_that_snapshots_do_not_help_is_not_saved_over_and_over() {
+async fn snapshots_that_free_no_space_are_not_repeated_quickly() {
     let (memory, running) = started(&["a"]).await;
     memory.inject(std::iter::repeat_n(Some(Fault::Full), 120));
     tokio::time::sleep(Duration::from_secs(30)).await;
@@ -209,7 +213,7 @@ async fn a_full_log_that_snapshots_do_not_help_is_not_saved_over_and_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nor_before_there_is_a_writer() {
+async fn snapshots_at_a_start_are_not_repeated_quickly() {
     let (memory, running) = started(&["a"]).await;
     running.stop().await;
     let before = memory.messages().stored();
@@ -221,7 +225,7 @@ async fn nor_before_there_is_a_writer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn chunks_of_a_start_that_failed_do_not_stay() {
+async fn chunks_of_a_failed_start_are_removed() {
     use crate::snapshot::Messages;
     let (memory, running) = started(&[]).await;
     for _ in 0..20 {

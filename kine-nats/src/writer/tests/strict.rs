@@ -41,7 +41,7 @@ async fn settle() {
 async fn a_strict_read_waits_for_a_record_that_it_shares() {
     let (memory, store, _stop) = started(true).await;
     let before = memory.len();
-    memory.hold_acks();
+    memory.delay_acks();
     let mut reads: Vec<_> = (0..10).map(|_| read_soon(&store)).collect();
     settle().await;
     assert_eq!(memory.len(), before + 1);
@@ -49,7 +49,7 @@ async fn a_strict_read_waits_for_a_record_that_it_shares() {
     reads.push(read_soon(&store));
     settle().await;
     assert_eq!(memory.len(), before + 2);
-    assert!(store.lease_holds() && reads.iter().all(|read| !read.is_finished()));
+    assert!(store.has_valid_lease() && reads.iter().all(|read| !read.is_finished()));
     memory.release_acks().await;
     for read in reads {
         assert_eq!(read.await.unwrap(), Ok(6));
@@ -61,7 +61,7 @@ async fn a_strict_read_waits_for_a_record_that_it_shares() {
 async fn any_other_read_is_answered_under_the_lease() {
     let (memory, store, _stop) = started(false).await;
     let before = memory.len();
-    memory.hold_acks();
+    memory.delay_acks();
     let read = read_soon(&store);
     settle().await;
     assert!(read.is_finished());
@@ -69,10 +69,10 @@ async fn any_other_read_is_answered_under_the_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_that_is_sent_after_a_strict_read_came_is_enough() {
+async fn a_later_write_answers_a_strict_read() {
     let (memory, store, _stop) = started(true).await;
     let before = memory.len();
-    memory.hold_acks();
+    memory.delay_acks();
     let mut writes = Vec::new();
     for _ in 0..PIPELINE {
         writes.push(write_soon(&store));
@@ -88,10 +88,10 @@ async fn a_write_that_is_sent_after_a_strict_read_came_is_enough() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_else_is_asked_waits_like_a_strict_read() {
+async fn other_strict_requests_wait_like_a_strict_read() {
     let (memory, store, _stop) = started(true).await;
     let before = memory.len();
-    memory.hold_acks();
+    memory.delay_acks();
     let epoch = store.epoch();
     let [first, second] = [Arc::clone(&store), Arc::clone(&store)];
     // A request through the writer that changes nothing, and a follower's read.
@@ -111,7 +111,7 @@ async fn what_else_is_asked_waits_like_a_strict_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_strict_read_is_refused_by_a_log_that_is_away() {
+async fn a_strict_read_fails_without_the_log() {
     let (memory, store, _stop) = started(true).await;
     memory.set_connected(false);
     assert_eq!(read_soon(&store).await.unwrap(), Err(RpcError::Timeout));

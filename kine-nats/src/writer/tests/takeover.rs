@@ -21,7 +21,7 @@ async fn load(memory: &Memory) -> Result<Replica, RecoverError> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_snapshot_that_is_stored_meanwhile_is_not_ahead_of_the_log() {
+async fn a_concurrent_snapshot_is_not_ahead_of_the_log() {
     let (memory, running) = started(&["a"]).await;
     let (copy, store) = (memory.clone(), Arc::clone(&running.store));
     memory.at_info(async move {
@@ -33,7 +33,7 @@ async fn a_snapshot_that_is_stored_meanwhile_is_not_ahead_of_the_log() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_log_that_is_shortened_meanwhile_is_read_from_the_next_snapshot() {
+async fn a_concurrently_purged_log_is_read_from_the_next_snapshot() {
     let (memory, running) = started(&["a"]).await;
     let (copy, store) = (memory.clone(), Arc::clone(&running.store));
     memory.at_info(async move {
@@ -47,7 +47,7 @@ async fn a_log_that_is_shortened_meanwhile_is_read_from_the_next_snapshot() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_standby_that_the_log_left_behind_reads_the_snapshot() {
+async fn a_standby_behind_the_purged_log_reads_the_snapshot() {
     let (memory, running) = started(&["a"]).await;
     let (log, mut acks) = memory.open();
     let mut follower = follow(load(&memory).await.unwrap());
@@ -65,7 +65,7 @@ async fn a_standby_that_the_log_left_behind_reads_the_snapshot() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_log_with_a_hole_is_an_error_soon() {
+async fn a_log_with_a_gap_is_an_error() {
     let (memory, running) = started(&["a", "b", "c"]).await;
     running.stop().await;
     memory.purge(3);
@@ -74,22 +74,26 @@ async fn a_log_with_a_hole_is_an_error_soon() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_epoch_that_cannot_be_sent_is_tried_with_pauses() {
+async fn a_failed_epoch_record_is_retried_with_pauses() {
     let memory = Memory::new();
     memory.fail_publish(50);
-    let begun = Instant::now();
+    let started_at = Instant::now();
     start(&memory, identity(1, 1)).await.stop().await;
-    assert!(begun.elapsed() > Duration::from_secs(3), "{:?}", begun.elapsed());
+    assert!(
+        started_at.elapsed() > Duration::from_secs(3),
+        "{:?}",
+        started_at.elapsed()
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_writer_sends_one_record_at_a_time_until_the_old_ones_cannot_arrive() {
+async fn a_new_writer_has_one_record_in_flight_until_old_ones_cannot_arrive() {
     let (memory, running) = started(&[]).await;
     let mut tasks = JoinSet::new();
     let mut in_flight = Vec::new();
     for round in 0..6 {
         let before = memory.records().len();
-        memory.hold_acks();
+        memory.delay_acks();
         for number in 0..6 {
             let store = Arc::clone(&running.store);
             tasks.spawn(async move { write(&store, &format!("{round}-{number}")).await.unwrap() });
@@ -107,7 +111,7 @@ async fn a_new_writer_sends_one_record_at_a_time_until_the_old_ones_cannot_arriv
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_follower_keeps_what_is_compacted_until_its_watches_can_have_heard_of_it() {
+async fn a_follower_retains_compacted_revisions_for_its_watches() {
     let (memory, running) = started(&["a"]).await;
     let follower = follow(load(&memory).await.unwrap());
     let store = Arc::clone(&follower.store);
@@ -126,9 +130,9 @@ async fn a_follower_keeps_what_is_compacted_until_its_watches_can_have_heard_of_
     while store.read().mvcc.compacted() < 5 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert!(store.read().mvcc.remembers(3), "who watches is to hear of it first");
+    assert!(store.read().mvcc.remembers(3), "watches get the changes first");
     tokio::time::sleep(Duration::from_secs(3)).await;
-    assert!(!store.read().mvcc.remembers(3), "it is not kept for ever");
+    assert!(!store.read().mvcc.remembers(3), "the history is freed later");
     following.abort();
     running.stop().await;
 }
