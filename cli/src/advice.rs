@@ -23,7 +23,7 @@ pub(crate) fn advise(cluster: &Cluster, name: &str, namespace: &str) -> Vec<Stri
         ));
     }
     match judge(cluster) {
-        Verdict::Refused { reason, .. } => advice.push(for_refusal(&reason, name, namespace)),
+        Verdict::Refused(refusal) => advice.push(for_refusal(&refusal.reason, name, namespace)),
         Verdict::Done if cluster.spec.state == DesiredState::Asleep => advice.push(format!(
             "To wake it: kubectl patch clusters.yoke.drzzl.io {name} -n {namespace} --type merge -p '{{\"spec\":{{\"state\":\"Running\"}}}}'"
         )),

@@ -9,6 +9,8 @@ use kube::core::Status;
 use tokio::signal::unix::SignalKind;
 use yoke_api::join_token::node::NodeError;
 use yoke_api::labels;
+use yoke_view::progress::{WaitTimeout, describe_unused_token};
+use yoke_view::verdict::Refusal;
 
 use crate::merge::MergeError;
 
@@ -57,26 +59,20 @@ pub enum Error {
         limit: Duration,
     },
     /// A wait exceeded `--timeout`.
-    #[error("{what} within {limit:?}{}", last.as_deref().map(|last| format!("; last seen: {last}")).unwrap_or_default())]
+    #[error("{timeout}")]
     WaitTimeout {
-        /// Expected state that was not reached, with the object.
-        what: String,
-        /// The timeout.
-        limit: Duration,
-        /// The last message that was seen.
-        last: Option<String>,
+        /// The object, its expected state, and the last message.
+        timeout: WaitTimeout,
         /// Command that shows the current state.
         see: String,
     },
     /// The operator refuses the spec.
-    #[error("{what} is refused ({reason}): {message}")]
+    #[error("{what} is {refusal}")]
     SpecRefused {
         /// Kind and name of the object.
         what: String,
-        /// Reason of its condition.
-        reason: String,
-        /// Message of its condition.
-        message: String,
+        /// The condition.
+        refusal: Refusal,
     },
     /// The object was deleted during the wait.
     #[error("{0} was deleted during the wait")]
@@ -90,7 +86,7 @@ pub enum Error {
         namespace: String,
     },
     /// A JoinToken was created, but its join command was not printed.
-    #[error("{}", describe_join_token(name, *is_deleted))]
+    #[error("JoinToken {name} {}", describe_unused_token(*is_deleted))]
     NotJoinable {
         /// Name of the JoinToken.
         name: String,
@@ -323,13 +319,6 @@ impl Error {
             Self::SpecRefused { .. } => Some("run it again with other options, or after this is resolved".into()),
             other => other.hint(),
         }
-    }
-}
-
-fn describe_join_token(name: &str, is_deleted: bool) -> String {
-    match is_deleted {
-        true => format!("JoinToken {name} was deleted, so no worker can join with it"),
-        false => format!("JoinToken {name} could not be deleted, but its join command was not printed"),
     }
 }
 

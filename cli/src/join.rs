@@ -76,10 +76,9 @@ async fn check(session: &Session, name: &str) -> Result<(), Error> {
             name: name.to_owned(),
             namespace: session.namespace.clone(),
         }),
-        Some(Obstacle::Refused { reason, message }) => Err(Error::SpecRefused {
+        Some(Obstacle::Refused(refusal)) => Err(Error::SpecRefused {
             what: format!("Cluster {name}"),
-            reason,
-            message,
+            refusal,
         }),
     }
 }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use yoke_api::Cluster;
 use yoke_api::cluster::{DesiredState, EndpointStatus, Phase};
 use yoke_view::render::time_of;
-use yoke_view::verdict::{Verdict, is_asleep, judge};
+use yoke_view::verdict::{Refusal, Verdict, is_asleep, judge};
 
 use crate::advice::advise;
 
@@ -68,7 +68,7 @@ pub(crate) fn report(cluster: &Cluster, events: &[Event]) -> Report {
         Verdict::Done => (State::Ready, None, None),
         Verdict::Waiting(message) if is_asleep(cluster) => (State::Asleep, None, message),
         Verdict::Waiting(message) => (State::Waiting, None, message),
-        Verdict::Refused { reason, message } => (State::Refused, Some(reason), Some(message)),
+        Verdict::Refused(Refusal { reason, message }) => (State::Refused, Some(reason), Some(message)),
     };
     let events = events.iter().map(|event| ReportedEvent {
         r#type: event.type_.clone().unwrap_or_default(),

@@ -112,7 +112,7 @@ async fn all(session: &Session, options: &StatusOptions) -> Result<(), Error> {
         table.push(cluster_row(cluster, columns, now));
         let problem = match judge(cluster) {
             Verdict::Done => continue,
-            Verdict::Refused { reason, message } => format!("refused ({reason}): {message}"),
+            Verdict::Refused(refusal) => refusal.to_string(),
             Verdict::Waiting(message) => message.unwrap_or_else(|| "there is no status yet".into()),
         };
         let (name, namespace) = (cluster.name_any(), cluster.namespace().unwrap_or_default());

@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 use yoke_api::{Cluster, JoinToken, Tenant};
 use yoke_view::input::limit;
-use yoke_view::progress::{Refusal, Step, WaitProgress};
-use yoke_view::verdict::{Verdict, judge, judge_join_token, judge_tenant};
+use yoke_view::progress::{Step, WaitProgress, WaitTimeout};
+use yoke_view::verdict::{Refusal, Verdict, judge, judge_join_token, judge_tenant};
 
 use crate::session::Session;
 use crate::{Error, output};
@@ -178,19 +178,20 @@ impl Wait<'_> {
         Ok(false)
     }
 
-    fn refused(&self, Refusal { reason, message }: Refusal) -> Error {
+    fn refused(&self, refusal: Refusal) -> Error {
         Error::SpecRefused {
             what: self.what.clone(),
-            reason,
-            message,
+            refusal,
         }
     }
 
     fn timed_out(&self, limit: Duration, progress: Progress) -> Error {
         Error::WaitTimeout {
-            what: format!("{} {}", self.what, self.unmet),
-            limit,
-            last: progress.state.last().map(str::to_owned),
+            timeout: WaitTimeout {
+                what: format!("{} {}", self.what, self.unmet),
+                limit,
+                last: progress.state.last().map(str::to_owned),
+            },
             see: self.see.clone(),
         }
     }

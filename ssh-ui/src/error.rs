@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use kube::core::Status;
 use serde_json::json;
+use yoke_view::progress::{WaitTimeout, describe_unused_token, format_last};
+use yoke_view::verdict::Refusal;
 
 use crate::tenant::nodes_error::NodesError;
 
@@ -69,17 +71,10 @@ pub enum Error {
         doing: String,
     },
     /// A wait exceeded its timeout.
-    #[error("{what} within {limit:?}{}", to_seen(last.as_deref()))]
-    WaitTimeout {
-        /// Expected state that was not reached, with the object.
-        what: String,
-        /// The timeout.
-        limit: Duration,
-        /// The last message that was seen.
-        last: Option<String>,
-    },
+    #[error("{0}")]
+    WaitTimeout(WaitTimeout),
     /// A wait for a JoinToken exceeded its timeout; its join command was not printed.
-    #[error("JoinToken {name} did not become ready within {limit:?}; {}{}", to_fate(*is_deleted), to_seen(last.as_deref()))]
+    #[error("JoinToken {name} did not become ready within {limit:?}; it {}{}", describe_unused_token(*is_deleted), format_last(last.as_deref()))]
     JoinTimeout {
         /// Name of the JoinToken.
         name: String,
@@ -93,26 +88,22 @@ pub enum Error {
         is_deleted: bool,
     },
     /// A JoinToken will not become ready; its join command was not printed.
-    #[error("JoinToken {name} is refused ({reason}): {message}")]
+    #[error("JoinToken {name} is {refusal}")]
     JoinRefused {
         /// Name of the JoinToken.
         name: String,
         /// Cluster of the JoinToken.
         cluster: String,
-        /// Reason of its condition.
-        reason: String,
-        /// Message of its condition.
-        message: String,
+        /// The condition.
+        refusal: Refusal,
     },
     /// The operator refuses the spec.
-    #[error("Cluster {name} is refused ({reason}): {message}")]
+    #[error("Cluster {name} is {refusal}")]
     SpecRefused {
         /// Name of the Cluster.
         name: String,
-        /// Reason of its condition.
-        reason: String,
-        /// Message of its condition.
-        message: String,
+        /// The condition.
+        refusal: Refusal,
     },
     /// The Cluster was deleted during the wait.
     #[error("Cluster {0} was deleted during the wait")]
@@ -180,7 +171,7 @@ impl Error {
     pub fn exit_code(&self) -> u32 {
         match self {
             Self::Usage(_) | Self::NoArchitecture { .. } | Self::BinaryNotPrintable => 2,
-            Self::WaitTimeout { .. } | Self::WaitAbandoned(_) => 3,
+            Self::WaitTimeout(_) | Self::WaitAbandoned(_) => 3,
             _ => 1,
         }
     }
@@ -200,7 +191,7 @@ impl Error {
             Self::Refused { status, .. } if status.code == 404 => "not_found",
             Self::Refused { .. } | Self::SpecRefused { .. } | Self::JoinRefused { .. } => "refused",
             Self::Unreachable { .. } | Self::WatchEnded { .. } | Self::ClusterUnreachable { .. } => "unreachable",
-            Self::Timeout { .. } | Self::WaitTimeout { .. } => "timeout",
+            Self::Timeout { .. } | Self::WaitTimeout(_) => "timeout",
             Self::NotConfirmed(_) => "not_confirmed",
             Self::NoBinaries => "not_set_up",
             Self::NoArchitecture { .. } => "not_found",
@@ -233,7 +224,7 @@ impl Error {
             Self::Unreachable { .. } | Self::WatchEnded { .. } | Self::Timeout { .. } => {
                 "try again in a minute".to_owned()
             }
-            Self::WaitTimeout { .. } | Self::WaitAbandoned(_) => "the host continues; see `clusters --wide`".to_owned(),
+            Self::WaitTimeout(_) | Self::WaitAbandoned(_) => "the host continues; see `clusters --wide`".to_owned(),
             Self::JoinTimeout { cluster, .. } => {
                 format!("see `clusters {cluster} --wide`, and `join {cluster}` again once it is ready")
             }
@@ -285,17 +276,6 @@ impl Error {
     /// Formats the error with its causes, for the host's owner.
     pub fn with_causes(&self) -> String {
         with_causes(self)
-    }
-}
-
-fn to_seen(last: Option<&str>) -> String {
-    last.map(|last| format!("; last seen: {last}")).unwrap_or_default()
-}
-
-fn to_fate(is_deleted: bool) -> &'static str {
-    match is_deleted {
-        true => "it was deleted, so no worker can join with it",
-        false => "it could not be deleted, but its join command was not printed",
     }
 }
 
@@ -355,11 +335,11 @@ mod tests {
 
     #[test]
     fn exit_codes_are_those_of_the_help() {
-        let wait = Error::WaitTimeout {
+        let wait = Error::WaitTimeout(WaitTimeout {
             what: "Cluster a did not become ready".into(),
             limit: Duration::from_secs(1),
             last: Some("starting".into()),
-        };
+        });
         assert_eq!(
             wait.to_string(),
             "Cluster a did not become ready within 1s; last seen: starting"
@@ -382,8 +362,10 @@ mod tests {
         let refused = Error::JoinRefused {
             name: name(),
             cluster: cluster(),
-            reason: "QuotaExceeded".into(),
-            message: "There are 64 older ones.".into(),
+            refusal: Refusal {
+                reason: "QuotaExceeded".into(),
+                message: "There are 64 older ones.".into(),
+            },
         };
         for (error, text) in [
             (

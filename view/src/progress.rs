@@ -1,20 +1,43 @@
 //! State of a wait for an object: the message shown last, and the refusal that is still tolerated.
 //! Pure: the caller watches the object and measures the time since the start of the wait.
 
+use std::fmt;
 use std::time::Duration;
 
-use crate::verdict::{Verdict, may_pass};
+use crate::verdict::{Refusal, Verdict};
 
 /// How long a refusal is tolerated that may disappear by itself.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The operator's refusal of an object, from its condition.
+/// A wait that exceeded its limit. The text is a sentence without its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// Reason of the condition.
-    pub reason: String,
-    /// Message of the condition.
-    pub message: String,
+pub struct WaitTimeout {
+    /// The object, and the expected state that it did not reach.
+    pub what: String,
+    /// The limit.
+    pub limit: Duration,
+    /// The last message that was seen.
+    pub last: Option<String>,
+}
+
+impl fmt::Display for WaitTimeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let last = format_last(self.last.as_deref());
+        write!(f, "{} within {:?}{last}", self.what, self.limit)
+    }
+}
+
+/// Formats the last message that was seen, as the end of an error.
+pub fn format_last(last: Option<&str>) -> String {
+    last.map(|last| format!("; last seen: {last}")).unwrap_or_default()
+}
+
+/// Describes what happened to a JoinToken whose join command was not printed.
+pub fn describe_unused_token(is_deleted: bool) -> &'static str {
+    match is_deleted {
+        true => "was deleted, so no worker can join with it",
+        false => "could not be deleted, but its join command was not printed",
+    }
 }
 
 /// Result of a verdict for the wait.
@@ -42,19 +65,25 @@ impl WaitProgress {
         match verdict {
             Verdict::Done => Step::Done,
             Verdict::Waiting(message) => Step::Pending(message),
-            Verdict::Refused { reason, message } if may_pass(&reason) => {
+            Verdict::Refused(refusal) if refusal.may_pass() => {
                 let until = tolerated.map_or(elapsed + PATIENCE, |(_, until)| until);
-                let text = message.clone();
-                self.tolerated = Some((Refusal { reason, message }, until));
+                let text = refusal.message.clone();
+                self.tolerated = Some((refusal, until));
                 Step::Pending(Some(text))
             }
-            Verdict::Refused { reason, message } => Step::Refused(Refusal { reason, message }),
+            Verdict::Refused(refusal) => Step::Refused(refusal),
         }
     }
 
     /// Returns when the tolerated refusal becomes final, as the time since the start of the wait.
     pub fn refusal_ends(&self) -> Option<Duration> {
         self.tolerated.as_ref().map(|(_, until)| *until)
+    }
+
+    /// Returns when a wait with this limit ends, as the time since its start: a tolerated refusal
+    /// may become final before the limit.
+    pub fn ends(&self, limit: Duration) -> Duration {
+        self.refusal_ends().map_or(limit, |until| until.min(limit))
     }
 
     /// Returns the message shown last.
@@ -90,10 +119,10 @@ mod tests {
     use super::*;
 
     fn refused(reason: &str) -> Verdict {
-        Verdict::Refused {
+        Verdict::Refused(Refusal {
             reason: reason.into(),
             message: "no".into(),
-        }
+        })
     }
 
     #[test]
@@ -109,6 +138,8 @@ mod tests {
             pending
         );
         assert_eq!(progress.refusal_ends(), Some(Duration::from_secs(11)));
+        assert_eq!(progress.ends(Duration::from_secs(60)), Duration::from_secs(11));
+        assert_eq!(progress.ends(Duration::from_secs(10)), Duration::from_secs(10));
         let ended = progress.clone().end().unwrap_err();
         assert_eq!((ended.reason.as_str(), ended.message.as_str()), ("TenantMissing", "no"));
         assert_eq!(
@@ -116,6 +147,7 @@ mod tests {
             Step::Pending(None)
         );
         assert_eq!(progress.refusal_ends(), None);
+        assert_eq!(progress.ends(Duration::from_secs(60)), Duration::from_secs(60));
         assert_eq!(progress.follow(Verdict::Done, Duration::from_secs(7)), Step::Done);
         let last = progress.follow(refused("QuotaExceeded"), Duration::from_secs(8));
         assert!(matches!(last, Step::Refused(refusal) if refusal.reason == "QuotaExceeded"));
@@ -130,5 +162,20 @@ mod tests {
         assert_eq!(line("b", 12).as_deref(), Some("  12s  b"));
         assert_eq!(line("a", 12345).as_deref(), Some("12345s  a"));
         assert_eq!(progress.end(), Ok(Some("a".to_owned())));
+    }
+
+    #[test]
+    fn a_timeout_shows_the_last_message() {
+        let timeout = |last: Option<&str>| WaitTimeout {
+            what: "Cluster a did not become ready".into(),
+            limit: Duration::from_secs(1),
+            last: last.map(str::to_owned),
+        };
+        let text = "Cluster a did not become ready within 1s";
+        assert_eq!(timeout(None).to_string(), text);
+        assert_eq!(
+            timeout(Some("starting")).to_string(),
+            format!("{text}; last seen: starting")
+        );
     }
 }

@@ -1,11 +1,46 @@
 //! Decides what the status of a Cluster, Tenant or JoinToken means for a caller that waits for it.
 //! Pure.
 
+use std::fmt;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use yoke_api::cluster::DesiredState;
 use yoke_api::{Cluster, ConditionType, JoinToken, Reason, Tenant, labels};
 
 use crate::render::{conditions, find};
+
+/// The operator's refusal of an object, from a condition. The text completes the sentence "the
+/// object is …".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Reason of the condition.
+    pub reason: String,
+    /// Message of the condition.
+    pub message: String,
+}
+
+impl Refusal {
+    fn of(condition: &Condition) -> Self {
+        Self {
+            reason: condition.reason.clone(),
+            message: condition.message.clone(),
+        }
+    }
+
+    /// Returns whether the refusal may disappear without a user's action. The Tenant of a Cluster,
+    /// or the Cluster of a JoinToken, may have been created only a moment ago.
+    pub fn may_pass(&self) -> bool {
+        [Reason::TenantMissing, Reason::ClusterMissing]
+            .map(Reason::as_str)
+            .contains(&self.reason.as_str())
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "refused ({}): {}", self.reason, self.message)
+    }
+}
 
 /// The result of a wait so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,12 +48,7 @@ pub enum Verdict {
     /// The object has the desired state.
     Done,
     /// The object will not reach the desired state.
-    Refused {
-        /// The condition's reason.
-        reason: String,
-        /// The condition's message.
-        message: String,
-    },
+    Refused(Refusal),
     /// The object may still reach the desired state. The text says what is pending.
     Waiting(Option<String>),
 }
@@ -29,20 +59,7 @@ pub enum Obstacle {
     /// The Cluster is asleep, and a JoinToken does not wake it.
     Asleep,
     /// The spec is refused, and no control plane runs.
-    Refused {
-        /// The condition's reason.
-        reason: String,
-        /// The condition's message.
-        message: String,
-    },
-}
-
-/// Returns whether a refusal may disappear without a user's action. The Tenant of a Cluster, or the
-/// Cluster of a JoinToken, may have been created only a moment ago.
-pub fn may_pass(reason: &str) -> bool {
-    [Reason::TenantMissing, Reason::ClusterMissing]
-        .map(Reason::as_str)
-        .contains(&reason)
+    Refused(Refusal),
 }
 
 /// Judges a Cluster by its desired state.
@@ -90,10 +107,10 @@ pub fn find_obstacle(cluster: &Cluster) -> Option<Obstacle> {
     let available = status.and_then(|status| find(&status.conditions, ConditionType::APIServerAvailable));
     match judge(cluster) {
         // A control plane that already runs keeps serving when a later spec is refused.
-        Verdict::Refused { reason, message }
-            if !may_pass(&reason) && available.is_none_or(|available| available.status != "True") =>
+        Verdict::Refused(refusal)
+            if !refusal.may_pass() && available.is_none_or(|available| available.status != "True") =>
         {
-            Some(Obstacle::Refused { reason, message })
+            Some(Obstacle::Refused(refusal))
         }
         _ => None,
     }
@@ -123,10 +140,9 @@ pub fn judge_join_token(token: &JoinToken) -> Verdict {
     ]
     .map(Reason::as_str);
     match find(conditions, ConditionType::Ready) {
-        Some(ready) if ready.status != "True" && over.contains(&ready.reason.as_str()) => Verdict::Refused {
-            reason: ready.reason.clone(),
-            message: ready.message.clone(),
-        },
+        Some(ready) if ready.status != "True" && over.contains(&ready.reason.as_str()) => {
+            Verdict::Refused(Refusal::of(ready))
+        }
         _ => judge_conditions(conditions, true, ConditionType::Ready),
     }
 }
@@ -139,10 +155,7 @@ fn judge_conditions(conditions: &[Condition], is_current: bool, done: ConditionT
     }
     let is = |wanted, state: &str| find(conditions, wanted).filter(|condition| condition.status == state);
     if let Some(accepted) = is(ConditionType::Accepted, "False") {
-        return Verdict::Refused {
-            reason: accepted.reason.clone(),
-            message: accepted.message.clone(),
-        };
+        return Verdict::Refused(Refusal::of(accepted));
     }
     if is(done, "True").is_some() {
         return Verdict::Done;
@@ -165,6 +178,13 @@ mod tests {
              status: {{observedGeneration: {observed}, conditions: [{conditions}]}}}}"
         );
         serde_saphyr::from_str(&text).unwrap()
+    }
+
+    fn refusal(reason: &str, message: &str) -> Refusal {
+        Refusal {
+            reason: reason.into(),
+            message: message.into(),
+        }
     }
 
     fn condition(name: &str, status: &str, message: &str) -> String {
@@ -201,10 +221,7 @@ mod tests {
             );
             judge_join_token(&serde_saphyr::from_str(&text).unwrap())
         };
-        let refused = |reason: &str| Verdict::Refused {
-            reason: reason.into(),
-            message: "m".into(),
-        };
+        let refused = |reason: &str| Verdict::Refused(refusal(reason, "m"));
         for (status, reason, expected) in [
             ("True", "AsExpected", Verdict::Done),
             ("False", "ClusterNotReady", Verdict::Waiting(Some("m".into()))),
@@ -227,7 +244,7 @@ mod tests {
             ("ClusterReplaced", false),
             ("QuotaExceeded", false),
         ] {
-            assert_eq!(may_pass(reason), expected, "{reason}");
+            assert_eq!(refusal(reason, "").may_pass(), expected, "{reason}");
         }
     }
 
@@ -247,10 +264,7 @@ mod tests {
         let early_refused = refused.replace("reason: R", "reason: TenantMissing");
         let serves = format!("{refused}, {}", condition("APIServerAvailable", "True", ""));
         let away = format!("{refused}, {}", condition("APIServerAvailable", "False", ""));
-        let no = || {
-            let (reason, message) = ("R".into(), "no".into());
-            Some(Obstacle::Refused { reason, message })
-        };
+        let no = || Some(Obstacle::Refused(refusal("R", "no")));
         let sleeps = || Some(Obstacle::Asleep);
         for (rule, cluster, expected) in [
             ("it runs", cluster("", early, late, "Running", ""), None),
@@ -277,10 +291,7 @@ mod tests {
     #[test]
     fn verdict_follows_conditions_of_this_generation() {
         let waiting = |message: &str| Verdict::Waiting(Some(message.to_owned()));
-        let refused = Verdict::Refused {
-            reason: "R".into(),
-            message: "no".into(),
-        };
+        let refused = Verdict::Refused(refusal("R", "no"));
         let (ready, not_ready) = (
             condition("Ready", "True", "ok"),
             condition("Ready", "False", "starting"),

@@ -134,7 +134,7 @@ fn to_status(error: &Error) -> StatusCode {
         | Error::JoinAbandoned(_)
         | Error::JoinTimeout { .. } => StatusCode::SERVICE_UNAVAILABLE,
         // The command has taken effect, so the client must not repeat the request.
-        Error::Timeout { .. } | Error::WaitTimeout { .. } | Error::WaitAbandoned(_) => StatusCode::GATEWAY_TIMEOUT,
+        Error::Timeout { .. } | Error::WaitTimeout(_) | Error::WaitAbandoned(_) => StatusCode::GATEWAY_TIMEOUT,
         error if error.exit_code() == 2 => StatusCode::BAD_REQUEST,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
@@ -149,10 +149,12 @@ mod tests {
     #[test]
     fn a_status_says_what_the_exit_code_says() {
         let usage = || Error::Usage("x".into());
-        let wait = || Error::WaitTimeout {
-            what: "it did not come".into(),
-            limit: Duration::from_secs(1),
-            last: None,
+        let wait = || {
+            Error::WaitTimeout(yoke_view::progress::WaitTimeout {
+                what: "it did not come".into(),
+                limit: Duration::from_secs(1),
+                last: None,
+            })
         };
         let join = || Error::JoinTimeout {
             name: "a-1".into(),
@@ -164,8 +166,10 @@ mod tests {
         let full = || Error::JoinRefused {
             name: "a-1".into(),
             cluster: "a".into(),
-            reason: "QuotaExceeded".into(),
-            message: "There are 64 older ones.".into(),
+            refusal: yoke_view::verdict::Refusal {
+                reason: "QuotaExceeded".into(),
+                message: "There are 64 older ones.".into(),
+            },
         };
         for (result, status, code, retry) in [
             (Ok("{}\n".to_owned()), 200, "0", false),

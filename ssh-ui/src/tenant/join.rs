@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use yoke_api::join_token::{JoinLine, secret_name};
 use yoke_api::{Cluster, JoinToken, JoinTokenSpec, Lenient};
-use yoke_view::progress::{Refusal, Step, WaitProgress};
-use yoke_view::verdict::{Obstacle, find_obstacle, judge_join_token};
+use yoke_view::progress::{Step, WaitProgress};
+use yoke_view::verdict::{Obstacle, Refusal, find_obstacle, judge_join_token};
 
 use super::host::{FIELD_MANAGER, TenantHost};
 use super::progress::Progress;
@@ -158,14 +158,12 @@ impl TenantHost {
 
     async fn wait_to_join(&self, name: &str, cluster: &str, progress: &Progress) -> Result<Option<Timestamp>, Error> {
         let begun = Instant::now();
-        let end = begun + LIMIT;
         let mut changes = pin!(watcher::watch_object(self.join_tokens.clone(), name).default_backoff());
         let mut state = WaitProgress::default();
         loop {
-            let give_up = state.refusal_ends().map_or(end, |until| end.min(begun + until));
             let change = tokio::select! {
                 change = changes.try_next() => change,
-                () = tokio::time::sleep_until(give_up) => {
+                () = tokio::time::sleep_until(begun + state.ends(LIMIT)) => {
                     return Err(match state.end() {
                         Ok(last) => timed_out(name, cluster, last),
                         Err(refusal) => refused(name, cluster, refusal),
@@ -192,12 +190,11 @@ impl TenantHost {
     }
 }
 
-fn refused(name: &str, cluster: &str, Refusal { reason, message }: Refusal) -> Error {
+fn refused(name: &str, cluster: &str, refusal: Refusal) -> Error {
     Error::JoinRefused {
         name: name.to_owned(),
         cluster: cluster.to_owned(),
-        reason,
-        message,
+        refusal,
     }
 }
 
@@ -206,10 +203,9 @@ fn check(name: &str, cluster: &Cluster) -> Result<(), Error> {
     match find_obstacle(cluster) {
         None => Ok(()),
         Some(Obstacle::Asleep) => Err(Error::Asleep(name.to_owned())),
-        Some(Obstacle::Refused { reason, message }) => Err(Error::SpecRefused {
+        Some(Obstacle::Refused(refusal)) => Err(Error::SpecRefused {
             name: name.to_owned(),
-            reason,
-            message,
+            refusal,
         }),
     }
 }

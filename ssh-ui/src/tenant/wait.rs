@@ -7,8 +7,8 @@ use futures::TryStreamExt as _;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::time::Instant;
 use yoke_api::{Cluster, Lenient};
-use yoke_view::progress::{Refusal, Step, WaitProgress, format_line};
-use yoke_view::verdict::{Verdict, judge};
+use yoke_view::progress::{Step, WaitProgress, WaitTimeout, format_line};
+use yoke_view::verdict::{Refusal, Verdict, judge};
 
 use super::host::TenantHost;
 use super::progress::Progress;
@@ -40,7 +40,6 @@ impl TenantHost {
         progress: &Progress,
     ) -> Result<Option<Cluster>, Error> {
         let begun = Instant::now();
-        let end = begun + limit;
         let mut changes = pin!(watcher::watch_object(self.clusters.clone(), name).default_backoff());
         let mut repeats = tokio::time::interval_at(begun + REPEAT, REPEAT);
         let mut state = WaitProgress::default();
@@ -49,10 +48,9 @@ impl TenantHost {
             let _ = progress.send(line + "\n").await;
         };
         loop {
-            let give_up = state.refusal_ends().map_or(end, |until| end.min(begun + until));
             let change = tokio::select! {
                 change = changes.try_next() => change,
-                () = tokio::time::sleep_until(give_up) => {
+                () = tokio::time::sleep_until(begun + state.ends(limit)) => {
                     return Err(match state.end() {
                         Ok(last) => timed_out(name, target, limit, last),
                         Err(refusal) => refused(name, refusal),
@@ -86,11 +84,10 @@ impl TenantHost {
     }
 }
 
-fn refused(name: &str, Refusal { reason, message }: Refusal) -> Error {
+fn refused(name: &str, refusal: Refusal) -> Error {
     Error::SpecRefused {
         name: name.to_owned(),
-        reason,
-        message,
+        refusal,
     }
 }
 
@@ -99,11 +96,11 @@ fn timed_out(name: &str, target: WaitTarget, limit: Duration, last: Option<Strin
         WaitTarget::SpecState => "did not reach the requested state",
         WaitTarget::Deleted => "was not deleted",
     };
-    Error::WaitTimeout {
+    Error::WaitTimeout(WaitTimeout {
         what: format!("Cluster {name} {unmet}"),
         limit,
         last,
-    }
+    })
 }
 
 /// Returns the message for a failed watch that may recover. `None` if a running watch ended, which
@@ -149,7 +146,7 @@ mod tests {
         let (progress, mut lines) = mpsc::channel(16);
         let wait = host.wait("c", WaitTarget::SpecState, Duration::from_secs(150), &progress);
         let error = wait.await.unwrap_err();
-        assert!(matches!(error, Error::WaitTimeout { .. }), "{error:?}");
+        assert!(matches!(error, Error::WaitTimeout(_)), "{error:?}");
         let told: Vec<_> = std::iter::from_fn(|| lines.try_recv().ok()).collect();
         assert_eq!(
             told,

@@ -183,7 +183,7 @@ async fn a_refusal_is_waited_through_only_if_it_may_pass() {
         ("ClusterMissing", PATIENCE, PATIENCE + Duration::from_secs(1)),
     ] {
         let (joined, methods, took) = Host::unready(reason, "m").join().await;
-        let is_refused = matches!(&joined, Err(Error::JoinRefused { reason: found, .. }) if found == reason);
+        let is_refused = matches!(&joined, Err(Error::JoinRefused { refusal, .. }) if refusal.reason == reason);
         assert!(is_refused, "{reason}: {joined:?}");
         assert_eq!(methods.last(), Some(&Method::DELETE), "{reason}");
         assert!((least..most).contains(&took), "{reason}: {took:?}");
