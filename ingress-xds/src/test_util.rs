@@ -23,19 +23,17 @@ pub const CLIENT_NAME: &str = "envoy.yoke-system.svc";
 /// Timeout for an expected event on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Repeats `check` until it returns a value. Returns the value and the elapsed time.
+/// Repeats `check` until it returns a value. Returns the value and the elapsed time. `what`
+/// completes the sentence "waited for …".
 ///
 /// # Panics
 ///
 /// If `check` returns no value within `limit`.
-pub async fn eventually<T>(what: &str, limit: Duration, mut check: impl AsyncFnMut() -> Option<T>) -> (T, Duration) {
+pub async fn eventually<T>(what: &str, limit: Duration, check: impl AsyncFnMut() -> Option<T>) -> (T, Duration) {
     let start = Instant::now();
-    loop {
-        if let Some(found) = check().await {
-            return (found, start.elapsed());
-        }
-        assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+    match yoke_test_support::eventually_some(what, limit, check).await {
+        Ok(found) => (found, start.elapsed()),
+        Err(error) => panic!("{error}"),
     }
 }
 

@@ -2,13 +2,20 @@
 //!
 //! The failure of a wait reports what was expected, how long it waited, and what it saw last.
 
+use std::convert::Infallible;
 use std::fmt::{self, Debug, Display};
 use std::time::{Duration, Instant};
 
-/// First interval between two observations. Later intervals grow up to [`LONGEST_INTERVAL`].
+/// First interval between two observations.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(5);
 /// Longest interval between two observations: short for a test, and cheap even for a program run.
 const LONGEST_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Returns the time until the next observation. It grows with the wait, so that a caller that
+/// measures the wait measures at most an eighth too much.
+fn interval(waited: Duration) -> Duration {
+    (waited / 8).clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL)
+}
 
 /// A condition did not hold in time.
 ///
@@ -56,30 +63,60 @@ impl std::error::Error for TimedOut {}
 ///
 /// # Caveats
 ///
-/// The limit uses the clock of tokio, so this is not for tests that pause the clock.
+/// Time is the time of tokio. With a paused clock, the limit and the intervals are virtual, so a
+/// wait for a real socket or program ends too early.
 pub async fn eventually<T: Debug, E: Display>(
     what: &str,
     limit: Duration,
     mut observe: impl AsyncFnMut() -> Result<T, E>,
     mut holds: impl FnMut(&T) -> bool,
 ) -> Result<T, TimedOut> {
-    let start = Instant::now();
+    let start = tokio::time::Instant::now();
     let mut last = None;
     let poll = async {
-        let mut interval = SHORTEST_INTERVAL;
         loop {
             match observe().await {
                 Ok(value) if holds(&value) => return value,
                 seen => last = Some(seen),
             }
-            tokio::time::sleep(interval).await;
-            interval = (interval * 2).min(LONGEST_INTERVAL);
+            tokio::time::sleep(interval(start.elapsed())).await;
         }
     };
     match tokio::time::timeout(limit, poll).await {
         Ok(value) => Ok(value),
         Err(_) => Err(TimedOut::new(what, start.elapsed(), last)),
     }
+}
+
+/// Like [`eventually`], for an observation that finds a value or nothing. The value need not be
+/// printable. A failure cannot report more than that there was none.
+pub async fn eventually_some<T>(
+    what: &str,
+    limit: Duration,
+    mut observe: impl AsyncFnMut() -> Option<T>,
+) -> Result<T, TimedOut> {
+    /// A value that a failure never prints.
+    struct Found<T>(T);
+    impl<T> Debug for Found<T> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a value")
+        }
+    }
+    let observe = async || observe().await.map(Found).ok_or("no value yet");
+    eventually(what, limit, observe, |_| true)
+        .await
+        .map(|Found(value)| value)
+}
+
+/// Like [`eventually`], for a condition without a value. Where there is a value, [`eventually`]
+/// reports more.
+pub async fn eventually_true(
+    what: &str,
+    limit: Duration,
+    mut holds: impl AsyncFnMut() -> bool,
+) -> Result<(), TimedOut> {
+    let observe = async || Ok::<_, Infallible>(holds().await);
+    eventually(what, limit, observe, |holds| *holds).await.map(drop)
 }
 
 /// Like [`eventually`], for tests without a runtime. It blocks the thread, and cannot end an
@@ -91,7 +128,6 @@ pub fn eventually_blocking<T: Debug, E: Display>(
     mut holds: impl FnMut(&T) -> bool,
 ) -> Result<T, TimedOut> {
     let start = Instant::now();
-    let mut interval = SHORTEST_INTERVAL;
     loop {
         let seen = match observe() {
             Ok(value) if holds(&value) => return Ok(value),
@@ -101,15 +137,12 @@ pub fn eventually_blocking<T: Debug, E: Display>(
         if waited >= limit {
             return Err(TimedOut::new(what, waited, Some(seen)));
         }
-        std::thread::park_timeout(interval.min(limit - waited));
-        interval = (interval * 2).min(LONGEST_INTERVAL);
+        std::thread::park_timeout(interval(waited).min(limit - waited));
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(30);
@@ -168,6 +201,36 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[tokio::test]
+    async fn a_value_or_a_condition_is_waited_for() {
+        struct Opaque(u32);
+        let (mut one, mut other) = (count_up(), count_up());
+        let found = eventually_some("the third", LIMIT, async || {
+            one().ok().filter(|count| *count >= 3).map(Opaque)
+        });
+        assert_eq!(found.await.unwrap().0, 3);
+        let holds = eventually_true("the third", LIMIT, async || other().is_ok_and(|count| count >= 3));
+        holds.await.unwrap();
+        let nothing = eventually_some("a value", SHORT, async || None::<Opaque>).await;
+        let text = nothing.err().unwrap().to_string();
+        assert!(text.ends_with(" for a value; last error: no value yet"), "{text}");
+        let text = eventually_true("the end", SHORT, async || false).await.unwrap_err();
+        assert!(text.to_string().ends_with(" for the end; last value: false"), "{text}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_paused_clock_is_followed() {
+        let start = tokio::time::Instant::now();
+        let hour = Duration::from_secs(3600);
+        eventually_true("the hour", hour * 2, async || start.elapsed() >= hour)
+            .await
+            .unwrap();
+        let late = start.elapsed() - hour;
+        assert!(late <= LONGEST_INTERVAL, "{late:?}");
+        let text = eventually_true("nothing", hour, async || false).await.unwrap_err();
+        assert!(text.to_string().starts_with("waited 3600.0s for nothing"), "{text}");
     }
 
     #[tokio::test]

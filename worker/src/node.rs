@@ -284,6 +284,7 @@ mod tests {
     use serde_json::Value;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
+    use yoke_test_support::eventually_some;
 
     use super::*;
     use crate::host::files;
@@ -317,17 +318,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let node = Arc::new(Mutex::new(json!({"metadata": {"name": "box-1", "uid": "u1"}})));
         let (layout, mut worker) = join(dir.path(), &node).await;
-        let known = async {
-            loop {
-                if let Some(worker) = Worker::read(&layout).unwrap() {
-                    return worker.node_uid;
-                }
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
+        let known = eventually_some("worker.json", Duration::from_secs(20), async || {
+            Worker::read(&layout).unwrap()
+        });
         let known = tokio::select! {
             joined = wait_joined(&layout, &mut worker) => panic!("it has no addresses yet: {joined:?}"),
-            known = tokio::time::timeout(Duration::from_secs(20), known) => known.unwrap(),
+            known = known => known.unwrap().node_uid,
         };
         assert_eq!(known.as_deref(), Some("u1"));
         node.lock().unwrap()["spec"] = json!({"podCIDR": "10.1.2.0/24"});

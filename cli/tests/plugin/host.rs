@@ -1,6 +1,7 @@
 //! A host's API in memory, served over HTTP, and functions to run the plugin against it.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,6 +15,7 @@ use futures::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::broadcast;
+use yoke_test_support::eventually;
 
 use crate::running::{LIMIT, PAUSE, Running, Said};
 
@@ -128,12 +130,13 @@ impl Host {
 
     /// Waits for a request whose line contains this text.
     pub(crate) async fn until_asked(&self, part: &str) {
-        let asked = async {
-            while !self.requests().iter().any(|line| line.contains(part)) {
-                tokio::time::sleep(PAUSE).await;
-            }
-        };
-        tokio::time::timeout(LIMIT, asked).await.expect("the plugin asks");
+        let requests = async || Ok::<_, Infallible>(self.requests());
+        let what = format!("a request with {part:?}");
+        eventually(&what, LIMIT, requests, |requests| {
+            requests.iter().any(|line| line.contains(part))
+        })
+        .await
+        .unwrap();
     }
 
     /// Keeps deleted objects, as finalizers do.
@@ -193,12 +196,10 @@ impl Host {
 
     /// Waits until the plugin watches, so that it sees later changes.
     pub(crate) async fn until_watched(&self) {
-        let watched = async {
-            while self.changes.receiver_count() == 0 {
-                tokio::time::sleep(PAUSE).await;
-            }
-        };
-        tokio::time::timeout(LIMIT, watched).await.expect("the plugin watches");
+        let watches = async || Ok::<_, Infallible>(self.changes.receiver_count());
+        eventually("a watch of the plugin", LIMIT, watches, |count| *count > 0)
+            .await
+            .unwrap();
     }
 
     /// Runs the plugin with arguments split at spaces, and a kubeconfig for this host.

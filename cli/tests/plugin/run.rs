@@ -4,10 +4,11 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use yoke_test_support::eventually;
 
 use crate::fixtures::{KUBECONFIG, cluster, ready, secret};
 use crate::host::Host;
-use crate::running::{PAUSE, Running};
+use crate::running::{LIMIT, Running};
 
 /// Prefix of the paths of its Clusters.
 const MADE: &str = "/apis/yoke.drzzl.io/v1alpha1/namespaces/t/clusters/run-";
@@ -197,9 +198,10 @@ async fn cluster_is_deleted_after_a_command_that_ended_first() {
         running.signal(Signal::INT);
         kill_process(command, Signal::INT).unwrap();
         let stat = format!("/proc/{}/stat", command.as_raw_nonzero());
-        while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
-            tokio::time::sleep(PAUSE).await;
-        }
+        let state = async || std::fs::read_to_string(&stat);
+        eventually("the command to be a zombie", LIMIT, state, |stat| stat.contains(") Z "))
+            .await
+            .unwrap();
         running.signal(Signal::CONT);
         let said = running.end().await;
         assert_eq!(said.code, 130, "{said:?}");

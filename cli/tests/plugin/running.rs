@@ -1,5 +1,6 @@
 //! One run of the plugin, or of a program that runs it.
 
+use std::convert::Infallible;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::task::JoinHandle;
+use yoke_test_support::eventually;
 
 /// Timeout of every wait.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
@@ -129,14 +131,12 @@ impl Stream {
     }
 
     async fn until(&self, part: &str) {
-        let said = async {
-            while !self.said().contains(part) {
-                tokio::time::sleep(PAUSE).await;
-            }
-        };
-        if tokio::time::timeout(LIMIT, said).await.is_err() {
-            panic!("{part:?} was not said, but: {}", self.said());
-        }
+        let said = async || Ok::<_, Infallible>(self.said());
+        eventually(&format!("{part:?} in the output"), LIMIT, said, |said| {
+            said.contains(part)
+        })
+        .await
+        .unwrap();
     }
 
     async fn whole(self) -> String {

@@ -108,7 +108,7 @@ impl Envoy {
 
     /// Waits until Envoy is ready, at most for `limit`. Returns the elapsed time.
     pub async fn wait_ready_within(&mut self, limit: Duration) -> Duration {
-        let (_, elapsed) = eventually("Envoy is ready", limit, async || {
+        let (_, elapsed) = eventually("Envoy to be ready", limit, async || {
             let ended = self.process.try_wait().unwrap();
             assert!(ended.is_none(), "Envoy ended: {}", self.log());
             self.is_ready().await.then_some(())

@@ -129,8 +129,9 @@ async fn get(port: u16) -> std::io::Result<String> {
 }
 
 async fn wait_for(what: &str, port: u16, expected: &str) {
-    let asked = async || get(port).await.ok().filter(|text| text == expected);
-    eventually(what, PATIENCE, asked).await;
+    yoke_test_support::eventually(what, PATIENCE, async || get(port).await, |text| text == expected)
+        .await
+        .unwrap();
 }
 
 async fn watch(stage: &Stage) -> LongStream {
@@ -148,33 +149,33 @@ async fn a_base_is_served_changed_and_removed() {
     let base = map(&web(port, first, "one"));
     stage.xds().apply_base(&base).await;
     assert!(!stage.xds().notice().await.refused);
-    wait_for("it is served", port, &first.port().to_string()).await;
+    wait_for("the first answer", port, &first.port().to_string()).await;
 
     // Other routes through the separate endpoints, and finally another upstream.
     stage.xds().apply_base(&map(&web(port, first, "two"))).await;
-    wait_for("endpoints are served", port, &first.port().to_string()).await;
+    wait_for("an answer of the endpoints", port, &first.port().to_string()).await;
     stage.xds().apply_base(&map(&web(port, second, "two"))).await;
-    wait_for("the change is served", port, &second.port().to_string()).await;
+    wait_for("an answer after the change", port, &second.port().to_string()).await;
     let created = stage.envoy.stat("listener_manager.listener_create_success").await;
     assert_eq!(created - started, 1, "no change of routes touches a listener");
     stage
         .xds()
         .apply_base(&map(&[("listeners", listener("web", port, &direct("three")))]))
         .await;
-    wait_for("so is another listener", port, "three").await;
+    wait_for("an answer of the other listener", port, "three").await;
     stage
         .xds()
         .apply_base(&map(&[("listeners", listener("again", port, &direct("four")))]))
         .await;
-    wait_for("and one by another name in its place", port, "four").await;
+    wait_for("an answer of the renamed listener", port, "four").await;
     watch.echo("through all changes").await;
 
     let gone = Watched::Deleted(ObjectKey::of(&base.metadata));
     stage.xds().see_base(gone).await;
-    eventually("the listener is gone", PATIENCE, async || get(port).await.err()).await;
+    eventually("the listener to be removed", PATIENCE, async || get(port).await.err()).await;
     for name in ["one", "two"] {
         let stat = format!("cluster.{name}.upstream_cx_total");
-        eventually("the clusters are gone", PATIENCE, async || {
+        eventually("the clusters to be removed", PATIENCE, async || {
             stage.envoy.try_stat(&stat).await.is_none().then_some(())
         })
         .await;
@@ -200,7 +201,7 @@ async fn an_invalid_base_is_refused_and_the_last_good_one_stays() {
     let good = web(port, upstream, "one");
     stage.xds().apply_base(&map(&good)).await;
     assert!(!stage.xds().notice().await.refused);
-    wait_for("it is served", port, &upstream.port().to_string()).await;
+    wait_for("the first answer", port, &upstream.port().to_string()).await;
 
     let answers = direct("changed");
     let route = |to: &str| {
@@ -321,7 +322,7 @@ async fn the_last_good_base_survives_a_server_restart() {
     let mut watch = watch(&stage).await;
     let (port, upstream) = (free_port(), upstream().await);
     stage.xds().apply_base(&map(&web(port, upstream, "two"))).await;
-    wait_for("it is served", port, &upstream.port().to_string()).await;
+    wait_for("the first answer", port, &upstream.port().to_string()).await;
 
     stage.xds.take().unwrap().stop().await;
     let xds = stage.site.start().await;
@@ -344,7 +345,10 @@ async fn the_last_good_base_survives_a_server_restart() {
 
     let gone = Watched::Deleted(ObjectKey::of(&bad.metadata));
     stage.xds().see_base(gone).await;
-    eventually("what was added is gone", PATIENCE, async || get(port).await.err()).await;
+    eventually("the added listener to be removed", PATIENCE, async || {
+        get(port).await.err()
+    })
+    .await;
     watch.echo("through all of it").await;
 }
 
@@ -361,8 +365,8 @@ async fn a_new_envoy_never_waits_forever() {
     let envoy = Envoy::start(site.address, &site.client_leaf(), &site.ca.pem).await;
     // Envoy waits 15 s for the missing routes.
     let ready = async || envoy.is_ready().await.then_some(());
-    eventually("Envoy is ready", PATIENCE * 2, ready).await;
+    eventually("Envoy to be ready", PATIENCE * 2, ready).await;
     let name = stage.clusters[0].public_name();
     let asked = async || ask(envoy.ingress, &name, &stage.anonymous()).await.ok();
-    eventually("tenants are served", PATIENCE, asked).await;
+    eventually("a tenant to be served", PATIENCE, asked).await;
 }

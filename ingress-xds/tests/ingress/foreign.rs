@@ -286,7 +286,7 @@ async fn a_rejected_resource_of_istios_client_waits_for_a_change() {
     // The Cluster and its endpoints.
     client.wait("both are refused", |client| refusals(client) == 2).await;
     let counted = async |xds: &Xds, expected: u64| {
-        eventually("the server counts it", PATIENCE, async || {
+        eventually("the refused resources to be counted", PATIENCE, async || {
             (refused(xds, "cluster") == expected && refused(xds, "endpoints") == expected).then_some(())
         })
         .await;

@@ -60,7 +60,7 @@ async fn connections_of_one_cluster_are_counted() {
     assert_eq!(answer.status, 200, "and so are requests of its pods");
     held.pop();
     let again = async || outside(&stage, 0).await.ok();
-    eventually("one that ended leaves room", PATIENCE, again).await;
+    eventually("the slot of a closed connection", PATIENCE, again).await;
     for client in &mut held {
         assert_eq!(client.ask(get(None)).await.unwrap().status, 200, "the others live");
     }
@@ -69,7 +69,7 @@ async fn connections_of_one_cluster_are_counted() {
         let refused = lines.iter().filter(|line| line["flags"] == "UO").count();
         (refused >= 3).then_some(())
     };
-    eventually("the access log says why", PATIENCE, told).await;
+    eventually("the reason in the access log", PATIENCE, told).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -95,7 +95,7 @@ async fn open_requests_of_one_cluster_are_counted() {
         }
         drop(held);
         let again = async || (stage.status(&a).await == 200).then_some(());
-        eventually("those that ended leave room", PATIENCE, again).await;
+        eventually("the slots of closed connections", PATIENCE, again).await;
     }
 }
 
@@ -154,7 +154,7 @@ async fn refusals_of_fast_clients_are_delayed() {
         let (status, taken) = ask(&a).await;
         (status == 429).then_some(taken)
     };
-    let (taken, _) = eventually("it is too fast", PATIENCE, too_fast).await;
+    let (taken, _) = eventually("an answer 429", PATIENCE, too_fast).await;
     assert!(taken >= REFUSAL_DELAY / 2, "{taken:?}");
     assert_eq!(ask(&b).await.0, 200, "another, on the same connection");
 }
@@ -309,10 +309,10 @@ async fn connections_in_all_are_counted() {
     let stage = Stage::with(&[("@MAX_CONNECTIONS@", "10")], |_| {}).await;
     let held = "yoke_ingress_xds_held_connections";
     let none = async || (stage.xds().metric(held) == 0).then_some(());
-    eventually("that of the stage has ended", PATIENCE, none).await;
+    eventually("the connections of the stage to close", PATIENCE, none).await;
     let mut held = Vec::new();
     // Connections without a name and without data count as well.
-    let over = eventually("one is too many", PATIENCE, async || {
+    let over = eventually("a refused connection", PATIENCE, async || {
         match stage.try_client(Http::Two).await {
             Ok(client) => held.push(client),
             Err(error) => return Some(error),
@@ -329,7 +329,7 @@ async fn connections_in_all_are_counted() {
     assert!(stage.envoy.is_ready().await, "probes are not counted");
     held.pop();
     let again = async || stage.try_client(Http::Two).await.ok();
-    eventually("one that ended leaves room", PATIENCE, again).await;
+    eventually("the slot of a closed connection", PATIENCE, again).await;
 }
 
 /// Close to its memory limit Envoy refuses new connections, so that it is not killed with all the

@@ -101,12 +101,12 @@ impl Stage {
     }
 
     async fn wait_served(&self, sni: &str) -> Duration {
-        let what = format!("{sni} is served");
+        let what = format!("{sni} to be served");
         eventually(&what, PATIENCE, async || self.ask(sni).await.ok()).await.1
     }
 
     async fn wait_closed(&self, sni: &str) -> Duration {
-        let what = format!("{sni} is closed");
+        let what = format!("{sni} to be closed");
         eventually(&what, PATIENCE, async || self.ask(sni).await.is_err().then_some(()))
             .await
             .1
@@ -138,7 +138,7 @@ async fn each_name_leads_to_its_cluster() {
     exec.echo("as of an exec").await;
     drop(exec);
 
-    let (line, _) = eventually("the access log tells of it", PATIENCE, async || {
+    let (line, _) = eventually("the line in the access log", PATIENCE, async || {
         let lines = stage.envoy.access_log();
         lines.into_iter().find(|line| line["sni"] == b.as_str())
     })
@@ -231,7 +231,7 @@ async fn a_server_restart_cuts_no_connection() {
 
     let xds = stage.site.start().await;
     let open_streams = async || (xds.metric("yoke_ingress_xds_handshakes_total{result=\"ok\"}") > 0).then_some(());
-    eventually("Envoy connects again", PATIENCE, open_streams).await;
+    eventually("Envoy to connect again", PATIENCE, open_streams).await;
     assert!(!xds.is_ready());
     let result = stage.ask(&names[1]).await;
     assert!(result.is_err(), "before the host was read nothing passes: {result:?}");
@@ -285,7 +285,7 @@ async fn clusters_deleted_during_a_restart_are_refused() {
     stage.xds = Some(xds);
     stage.wait_served(&stage.clusters[0].public_name()).await;
     let five = async || (stage.envoy.stat("cluster_manager.active_clusters").await == 5).then_some(());
-    eventually("the other's cluster is removed", PATIENCE, five).await;
+    eventually("the cluster of the other tenant to be removed", PATIENCE, five).await;
     assert!(stage.ask(&stage.clusters[1].public_name()).await.is_err());
 }
 
@@ -309,7 +309,7 @@ async fn replaced_clusters_stay_served() {
         let modified = stage.envoy.stat("cluster_manager.cluster_modified").await;
         (modified == 2 && warming == 0).then_some(())
     };
-    let (_, elapsed) = eventually("the clusters are replaced", PATIENCE, replaced).await;
+    let (_, elapsed) = eventually("the clusters to be replaced", PATIENCE, replaced).await;
     println!("replaced in {elapsed:?}");
     for name in &names {
         stage.wait_served(name).await;
@@ -331,7 +331,7 @@ async fn a_broken_cluster_affects_no_other() {
     thief.config.id = "dddddddd24".parse().unwrap();
     stage.xds().apply(&thief).await;
     let known = async || (stage.xds().metric("yoke_ingress_xds_problems") == 2).then_some(());
-    eventually("both are reported", PATIENCE, known).await;
+    eventually("both problems to be reported", PATIENCE, known).await;
     watch.echo("undisturbed").await;
     assert_eq!(stage.ask(&b.public_name()).await.unwrap(), "b to nobody");
 
@@ -369,12 +369,12 @@ async fn a_refused_resource_affects_no_other_cluster() {
     };
     let (registry, sender, trigger) = stage.site.start_with(serve(true, connections(77))).await;
     let refused = "yoke_ingress_xds_refused_responses_total{type=\"cluster\"}";
-    eventually("Envoy refuses it", PATIENCE, async || {
+    eventually("Envoy to refuse the resource", PATIENCE, async || {
         (metric(&registry, refused) == 1).then_some(())
     })
     .await;
     let modified = async || stage.envoy.stat("cluster_manager.cluster_modified").await;
-    eventually("the other is changed", PATIENCE, async || {
+    eventually("the other resource to change", PATIENCE, async || {
         (modified().await == 1).then_some(())
     })
     .await;
@@ -384,7 +384,10 @@ async fn a_refused_resource_affects_no_other_cluster() {
     assert_eq!(metric(&registry, refused), 1, "it is not sent again and again");
 
     sender.send_replace(Some(serve(false, connections(77)).into()));
-    eventually("it is mended", PATIENCE, async || (modified().await == 2).then_some(())).await;
+    eventually("both resources to be accepted", PATIENCE, async || {
+        (modified().await == 2).then_some(())
+    })
+    .await;
     stage.wait_served(&stage.clusters[0].public_name()).await;
     drop(trigger);
 }
@@ -430,7 +433,7 @@ async fn random_names_leave_no_state() {
 async fn envoy_waits_for_its_first_configuration() {
     let mut stage = Stage::unlisted(Ca::new("root")).await;
     let connected = async || (stage.xds().metric("yoke_ingress_xds_handshakes_total{result=\"ok\"}") > 0).then_some(());
-    eventually("Envoy connects", PATIENCE, connected).await;
+    eventually("Envoy to connect", PATIENCE, connected).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!stage.envoy.is_ready().await);
     stage.xds().list(&[]).await;
@@ -439,7 +442,7 @@ async fn envoy_waits_for_its_first_configuration() {
     let asked = "cluster.gate.upstream_rq_total";
     let counted = stage.envoy.try_stat(asked).await;
     assert_eq!(counted, None, "a counter is made when it counts");
-    eventually("the gate is asked", PATIENCE, async || {
+    eventually("a request to the authorization server", PATIENCE, async || {
         assert!(stage.ask("nobody.yoke.test").await.is_err());
         (stage.envoy.try_stat(asked).await > Some(0)).then_some(())
     })
@@ -489,7 +492,7 @@ async fn only_envoy_is_served() {
     }
     let failed = "yoke_ingress_xds_handshakes_total{result=\"failed\"}";
     let four = async || (xds.metric(failed) == 4).then_some(());
-    eventually("each is counted", PATIENCE, four).await;
+    eventually("four failed handshakes", PATIENCE, four).await;
     xds.stop().await;
 }
 
@@ -522,7 +525,10 @@ async fn a_noisy_source_is_refused() {
     stage.site.gate.source.burst = 5;
     let xds = stage.site.start().await;
     xds.list(&[&stage.clusters[0]]).await;
-    eventually("it knows the host", PATIENCE, async || xds.is_ready().then_some(())).await;
+    eventually("the server to be ready", PATIENCE, async || {
+        xds.is_ready().then_some(())
+    })
+    .await;
     stage.xds = Some(xds);
     stage.wait_served(&a).await;
     let mut refused = 0;

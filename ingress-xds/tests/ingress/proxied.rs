@@ -32,7 +32,7 @@ async fn stage() -> Stage {
         let answer = client.ask(get(Some(&bearer))).await.ok()?;
         (answer.status == 403).then_some(())
     };
-    eventually("the ranges hold", PATIENCE, refused).await;
+    eventually("the ranges to apply", PATIENCE, refused).await;
     stage
 }
 
@@ -96,7 +96,7 @@ async fn proxy_protocol_gives_the_clients_address() {
         let of = |source: &str| lines.iter().any(|line| line["source"] == source);
         (of("198.51.100.9") && of("203.0.113.9")).then_some(())
     };
-    eventually("the access log has the client", PATIENCE, logged).await;
+    eventually("the client in the access log", PATIENCE, logged).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

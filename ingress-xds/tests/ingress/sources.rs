@@ -59,7 +59,7 @@ impl Source<'_> {
                 .any(|line| line["verdict"] == verdict && line["sni"].is_string() == named)
                 .then_some(())
         };
-        eventually("the access log says why", PATIENCE, logged).await;
+        eventually("the reason in the access log", PATIENCE, logged).await;
     }
 
     async fn status(&self, index: usize) -> u16 {
@@ -74,7 +74,7 @@ impl Source<'_> {
             let asked = self.status(index).await == if allowed { 200 } else { 403 };
             (named && asked).then_some(())
         };
-        eventually("both ways follow", PATIENCE, changed).await;
+        eventually("the decision on both paths", PATIENCE, changed).await;
     }
 }
 
@@ -121,7 +121,7 @@ async fn a_cluster_is_reachable_from_its_allowed_sources() {
     assert!(elsewhere.by_name(1).await.is_ok(), "another cluster is as it was");
     assert_eq!(elsewhere.status(1).await, 200);
     let name = open.public_name();
-    let (line, _) = eventually("the access log says why", PATIENCE, async || {
+    let (line, _) = eventually("the reason in the access log", PATIENCE, async || {
         let lines = stage.envoy.access_log();
         lines
             .into_iter()
@@ -163,7 +163,7 @@ async fn invalid_ranges_admit_nobody() {
     }
     stage.xds().apply_map(map).await;
     let closed = async || office.by_name(0).await.is_err().then_some(());
-    eventually("it is closed", PATIENCE, closed).await;
+    eventually("the name to be closed", PATIENCE, closed).await;
     assert_eq!(office.status(0).await, 401, "and its tokens are nobody's");
     assert_eq!(stage.xds().metric("yoke_ingress_xds_problems"), 1);
     assert!(office.by_name(1).await.is_ok());
@@ -179,7 +179,7 @@ async fn the_connection_rate_of_a_source_is_limited() {
     let stage = Stage::with(&[], |site| site.gate.source = rate).await;
     let [office, elsewhere] = sources(&stage);
     let (mut tries, mut named, mut pods) = (0, 0, 0);
-    eventually("it is refused both ways", PATIENCE, async || {
+    eventually("refusals on both paths", PATIENCE, async || {
         tries += 2;
         named += u64::from(office.by_name(0).await.is_err());
         pods += u64::from(office.try_pod().await.is_none());
@@ -195,7 +195,7 @@ async fn the_connection_rate_of_a_source_is_limited() {
     assert!(elsewhere.by_name(0).await.is_ok(), "another has its own");
     assert_eq!(elsewhere.try_pod().await.map(|(status, _)| status), Some(200));
     let again = async || office.try_pod().await;
-    eventually("in time it may again", PATIENCE, again).await;
+    eventually("the source to be admitted again", PATIENCE, again).await;
 }
 
 /// The open connections of one source count until they end, for either kind of connection.
@@ -227,16 +227,16 @@ async fn connections_of_one_source_are_counted() {
     }
     named.pop();
     let again = async || office.try_pod().await;
-    let ((_, pod), _) = eventually("one that ended leaves room", PATIENCE, again).await;
+    let ((_, pod), _) = eventually("the slot of a closed connection", PATIENCE, again).await;
     assert!(office.by_name(0).await.is_err(), "for one");
 
     let held = "yoke_ingress_xds_held_connections";
     let known = async |count| (stage.xds().metric(held) == count).then_some(());
-    eventually("all are known", PATIENCE, async || known(4).await).await;
+    eventually("four counted connections", PATIENCE, async || known(4).await).await;
     pods.clear();
-    eventually("those are left that did not end", PATIENCE, async || known(2).await).await;
+    eventually("two counted connections", PATIENCE, async || known(2).await).await;
     drop((named, pod));
-    eventually("none is left", PATIENCE, async || known(0).await).await;
+    eventually("no counted connection", PATIENCE, async || known(0).await).await;
 }
 
 /// An Envoy that is gone cannot report the end of its connections.
@@ -248,9 +248,9 @@ async fn connections_of_a_lost_envoy_are_forgotten() {
     let _held = (office.by_name(0).await.unwrap(), office.try_pod().await.unwrap());
     let held = "yoke_ingress_xds_held_connections";
     let two = async || (stage.xds().metric(held) == 2).then_some(());
-    eventually("two are known", PATIENCE, two).await;
+    eventually("two counted connections", PATIENCE, two).await;
     let Stage { xds, envoy, .. } = stage;
     drop(envoy);
     let none = async || (xds.as_ref().unwrap().metric(held) == 0).then_some(());
-    eventually("none is left", PATIENCE, none).await;
+    eventually("no counted connection", PATIENCE, none).await;
 }

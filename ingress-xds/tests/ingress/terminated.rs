@@ -63,7 +63,7 @@ impl Stage {
         stage.envoy.wait_ready().await;
         // Envoy waits a second for its first connection to the gate, and continues without it where
         // that is allowed.
-        eventually("the gate answers", PATIENCE, async || {
+        eventually("an answer of the authorization server", PATIENCE, async || {
             let mut client = stage.try_client(Http::Two).await.ok()?;
             let answer = client.ask(get(None)).await.ok()?;
             (answer.status == StatusCode::UNAUTHORIZED).then_some(())
@@ -160,7 +160,7 @@ impl Stage {
     }
 
     async fn wait_status(&self, authorization: &str, expected: StatusCode) -> Duration {
-        let what = format!("the answer is {expected}");
+        let what = format!("the answer {expected}");
         let check = async || (self.status(authorization).await == expected).then_some(());
         eventually(&what, PATIENCE, check).await.1
     }
@@ -213,7 +213,7 @@ async fn each_token_leads_to_its_cluster() {
             }
         }
     }
-    let (line, _) = eventually("the access log tells of it", PATIENCE, async || {
+    let (line, _) = eventually("the line in the access log", PATIENCE, async || {
         let lines = stage.envoy.access_log();
         lines.into_iter().find(|line| line["cluster"] == "b")
     })
@@ -329,7 +329,7 @@ async fn a_rotated_certificate_cuts_no_connection() {
     }
     let renewed = ingress_leaf(&stage.public);
     stage.xds().show(&renewed).await;
-    let (_, elapsed) = eventually("the new certificate is shown", PATIENCE, async || {
+    let (_, elapsed) = eventually("the new certificate", PATIENCE, async || {
         let client = stage.client(Http::One).await;
         (client.certificate != streams[0].2).then_some(())
     })
@@ -349,7 +349,7 @@ async fn a_rotated_certificate_cuts_no_connection() {
     ] {
         stage.xds().show(&bad).await;
         let seen = async || (stage.xds().metric("yoke_ingress_xds_problems") == 1).then_some(());
-        eventually("the bad one is reported", PATIENCE, seen).await;
+        eventually("the unusable certificate to be reported", PATIENCE, seen).await;
         assert_eq!(stage.status(&stage.bearer(1)).await, StatusCode::OK);
     }
     for (stream, ..) in &mut streams {
@@ -435,7 +435,7 @@ async fn a_cluster_without_address_is_answered_with_retry_after() {
             .any(|line| line["upstream"].to_string().contains("127.0.0.9"));
         (tried && answer.status == 503).then_some(answer)
     };
-    let (answer, _) = eventually("the address is tried", PATIENCE, refused).await;
+    let (answer, _) = eventually("Envoy to try the address", PATIENCE, refused).await;
     assert_status("nobody listens", &answer, 503, "ServiceUnavailable");
     assert_eq!(answer.headers[header::RETRY_AFTER], "1");
     assert_eq!(stage.status(&stage.bearer(1)).await, StatusCode::OK);
@@ -508,6 +508,6 @@ async fn without_a_certificate_nothing_is_terminated() {
     xds.show(&ingress_leaf(&public)).await;
     let config = public.client(None);
     let connect = async || Client::connect(envoy.ingress, NAMES[0], &config, Http::One).await.ok();
-    let (_, elapsed) = eventually("the certificate is shown", PATIENCE, connect).await;
+    let (_, elapsed) = eventually("the certificate", PATIENCE, connect).await;
     println!("shown after {elapsed:?}");
 }

@@ -48,12 +48,12 @@ async fn wait_read(stage: &Stage) {
         assert_eq!(client.ask(get(None)).await.unwrap().status, 401);
         (stage.xds().metric(read) > 0).then_some(())
     };
-    eventually("the log is read", PATIENCE, told).await;
+    eventually("an entry of the access log to be read", PATIENCE, told).await;
 }
 
 async fn wait_for(stage: &Stage, metric: &str, expected: u64) {
     let counted = async || (stage.xds().metric(metric) == expected).then_some(());
-    eventually(&format!("{metric} {expected}"), PATIENCE, counted).await;
+    eventually(&format!("metric {metric} to be {expected}"), PATIENCE, counted).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -120,20 +120,20 @@ async fn traffic_is_counted_for_its_cluster() {
         let _ = outside(&stage, 1).await;
         (stage.xds().metric(&refused) > 0).then_some(())
     };
-    eventually("what is refused is counted, too", PATIENCE, tried).await;
+    eventually("the refused connection to be counted", PATIENCE, tried).await;
 
     stage.xds().delete(&stage.clusters[0]).await;
     let gone = async || {
         let samples = stage.xds().traffic();
         (!samples.iter().any(|sample| sample.contains("cluster=\"a\""))).then_some(())
     };
-    eventually("a cluster that is gone has no series", PATIENCE, gone).await;
+    eventually("the series of the deleted cluster to disappear", PATIENCE, gone).await;
 
     let broken = "yoke_ingress_xds_broken_logs_total";
     assert_eq!(stage.xds().metric(broken), 0);
     stage.envoy.kill().await;
     let told = async || (stage.xds().metric(broken) > 0).then_some(());
-    eventually("a log that breaks off is counted", PATIENCE, told).await;
+    eventually("the broken log stream to be counted", PATIENCE, told).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -152,7 +152,7 @@ async fn clusters_beyond_the_limit_share_series() {
         let count = |line: &String| line.rsplit(' ').next().and_then(|count| count.parse::<u64>().ok());
         (requests.iter().filter_map(count).sum::<u64>() == 3).then_some(requests)
     };
-    let (requests, _) = eventually("all are counted", PATIENCE, both).await;
+    let (requests, _) = eventually("all requests to be counted", PATIENCE, both).await;
     assert_eq!(requests.len(), 2, "{requests:?}");
     let other = r#"{tenant="",cluster="",id="other","#;
     assert_eq!(
@@ -214,7 +214,7 @@ async fn an_unread_log_delays_no_authorization() {
         }
         (stage.envoy.try_stat(DROPPED).await > Some(0)).then_some(())
     };
-    let (_, elapsed) = eventually("Envoy drops what it cannot tell", PATIENCE * 3, full).await;
+    let (_, elapsed) = eventually("Envoy to drop log entries", PATIENCE * 3, full).await;
     println!("dropped after {elapsed:?}");
     let page = stage.envoy.health_page("/stats/prometheus").await;
     assert!(

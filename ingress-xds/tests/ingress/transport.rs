@@ -82,11 +82,11 @@ async fn requests_use_upstream_tls_and_connections_pass_through() {
     let sent = hello(&name, &config);
     let bearer = stage.bearer(1);
     let moved = async || ear.hears(stage.envoy.ingress, &sent).await;
-    eventually("the control plane has moved", PATIENCE, moved).await;
+    eventually("the control plane to move", PATIENCE, moved).await;
 
     // Alternately, so that neither finds a pooled connection of the other.
     for round in 0..5 {
-        let (bytes, _) = eventually("a connection is heard", PATIENCE, moved).await;
+        let (bytes, _) = eventually("a connection", PATIENCE, moved).await;
         assert_eq!(bytes, sent, "{round}: not a byte more");
         for http in BOTH {
             let mut client = stage.client(http).await;
@@ -126,7 +126,7 @@ async fn no_request_uses_an_extra_name() {
         .await;
     let sent = hello("b.example.org", &stage.root.client(None));
     let passes = async || ear.hears(stage.envoy.ingress, &sent).await;
-    eventually("connections pass", PATIENCE, passes).await;
+    eventually("a connection to pass", PATIENCE, passes).await;
     let bearer = stage.bearer(1);
     for http in BOTH {
         let answer = stage.client(http).await.ask(get(Some(&bearer))).await.unwrap();

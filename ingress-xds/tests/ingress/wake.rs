@@ -80,7 +80,7 @@ impl Night {
         };
         night.tell(Some(told)).await;
         let name = night.a.public_name();
-        eventually("the activator answers", PATIENCE, async || {
+        eventually("an answer of the activator", PATIENCE, async || {
             let answer = night
                 .try_ask(&name, &night.stage.root.client(None), Http::One, None)
                 .await;
@@ -117,7 +117,7 @@ impl Night {
     async fn sleep(&self) {
         self.tell(Some(on_connect(Callers::Authenticated))).await;
         let nobody = self.stage.root.client(None);
-        eventually("it sleeps", PATIENCE, async || {
+        eventually("the cluster to be asleep", PATIENCE, async || {
             let answer = self.try_ask(&self.a.public_name(), &nobody, Http::One, None).await;
             answer.ok().filter(|answer| answer.status == StatusCode::UNAUTHORIZED)
         })
@@ -175,7 +175,7 @@ fn foreign_token(header: serde_json::Value) -> String {
 
 /// The answer, possibly of a later try: Envoy may be the last to learn that the cluster is awake.
 async fn ask_again(pod: &mut Client, request: impl Fn() -> Request<Body>) -> Answer {
-    let answered = eventually("it is answered", PATIENCE, async || {
+    let answered = eventually("an answer of the API", PATIENCE, async || {
         let answer = pod.ask(request()).await.unwrap();
         let comes_again = answer.status == StatusCode::SERVICE_UNAVAILABLE && told(&answer).1.is_some();
         (!comes_again).then_some(answer)
@@ -322,13 +322,13 @@ async fn many_callers_wake_once_and_reach_the_api() {
     assert!(!night.stage.xds().has_woken().await, "once");
 
     night.tell(Some(woken(None))).await;
-    eventually("it is being woken", PATIENCE, async || {
+    eventually("the answer of a waking cluster", PATIENCE, async || {
         (told(&night.ask(&nobody, Http::One, None).await) == soon).then_some(())
     })
     .await;
     assert_eq!(night.requests(), [0, 0], "an address is no API");
     night.tell(None).await;
-    eventually("the API answers", PATIENCE, async || {
+    eventually("an answer of the API", PATIENCE, async || {
         let answer = night.ask(&admin, Http::Two, None).await;
         (answer.status == StatusCode::OK && answer.body["cluster"] == "a").then_some(())
     })
@@ -350,7 +350,7 @@ async fn a_caller_that_may_wake_is_answered_when_awake() {
                 answer = night.ask(&admin, http, None).await;
             }
             assert_eq!(told(&answer), (StatusCode::SERVICE_UNAVAILABLE, Some("0")), "{http:?}");
-            eventually("Envoy leads to the API", PATIENCE, async || {
+            eventually("Envoy to lead to the API", PATIENCE, async || {
                 let answer = night.ask(&admin, http, None).await;
                 (answer.status == StatusCode::OK).then_some(answer)
             })
@@ -404,7 +404,7 @@ async fn a_connection_ends_with_its_answers() {
         let post = Request::post("https://10.96.0.1/api/v1/namespaces").body(Body::from(vec![b'a'; 10_000]));
         let answer = client.ask(post.unwrap()).await.unwrap();
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
-        eventually("the connection ends", PATIENCE, async || {
+        eventually("the connection to close", PATIENCE, async || {
             client.ask(get(None)).await.err()
         })
         .await;
@@ -479,7 +479,7 @@ async fn requests_of_pods_wait() {
     let waking = async {
         let wake = night.stage.xds().wake().await;
         assert_eq!(wake.cluster, "a");
-        eventually("all are held", PATIENCE, async || {
+        eventually("twenty pending requests", PATIENCE, async || {
             (night.stage.xds().metric("yoke_ingress_xds_held_requests") == 20).then_some(())
         })
         .await;
@@ -503,7 +503,7 @@ async fn no_caller_waits_for_a_cluster_that_does_not_wake() {
         pod.ask(get(Some(&bearer))).await.unwrap()
     };
     let telling = async {
-        eventually("it is held", PATIENCE, async || {
+        eventually("a pending request", PATIENCE, async || {
             (night.stage.xds().metric("yoke_ingress_xds_held_requests") == 1).then_some(())
         })
         .await;
@@ -590,7 +590,7 @@ async fn keys_of_tokens_may_change() {
     let signer = Signer::p256();
     night.a.config.service_account_keys = vec![signer.pem.clone()];
     night.tell(Some(on_connect(Callers::Authenticated))).await;
-    eventually("the old key is gone", PATIENCE, async || {
+    eventually("the old key to be refused", PATIENCE, async || {
         let answer = night.ask(&nobody, Http::One, Some(&old)).await;
         (told(&answer) == (StatusCode::UNAUTHORIZED, None)).then_some(())
     })

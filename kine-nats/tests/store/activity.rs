@@ -1,8 +1,9 @@
 //! A real kube-apiserver reports its users in audit events, with the files and arguments of a
 //! control plane.
 
+use std::convert::Infallible;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use tokio::net::TcpStream;
@@ -107,15 +108,10 @@ impl ControlPlane {
     }
 
     async fn until(&self, what: &str, so: impl Fn(Report) -> bool) -> Report {
-        let begun = Instant::now();
-        loop {
-            let report = self.report().await;
-            if so(report) {
-                return report;
-            }
-            assert!(begun.elapsed() < WAIT, "{what}: {report:?}");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
+        let report = async || Ok::<_, Infallible>(self.report().await);
+        yoke_test_support::eventually(what, WAIT, report, |report| so(*report))
+            .await
+            .unwrap()
     }
 
     /// The report after all events so far had time to arrive.
@@ -180,7 +176,7 @@ async fn only_users_of_a_cluster_count_as_activity() {
 
     plane.asks(PERSON_TOKEN).await;
     let used = plane
-        .until("a person was heard", |report| report.last > first.last)
+        .until("a request of a person", |report| report.last > first.last)
         .await;
     assert_eq!(used.open, 0);
 
@@ -189,12 +185,12 @@ async fn only_users_of_a_cluster_count_as_activity() {
         .kubectl(PERSON_TOKEN, &["get", "namespaces", "-w"])
         .spawn()
         .unwrap();
-    plane.until("the watch is open", |report| report.open == 1).await;
+    plane.until("an open watch", |report| report.open == 1).await;
     let mut nodes = plane.kubectl(NODE_TOKEN, &["get", "namespaces", "-w"]).spawn().unwrap();
     assert_eq!(plane.settled().await.open, 1, "those of nodes do not");
     nodes.kill().await.unwrap();
     watch.kill().await.unwrap();
-    let ended = plane.until("the watch has ended", |report| report.open == 0).await;
+    let ended = plane.until("the watch to end", |report| report.open == 0).await;
     assert!(ended.last > used.last);
 }
 

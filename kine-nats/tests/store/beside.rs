@@ -102,7 +102,7 @@ impl Beside {
     }
 
     async fn until(&self, runs: bool, times: usize) {
-        let what = format!("it has begun {times} times, and runs: {runs}");
+        let what = format!("{times} starts of the program, and its running state {runs}");
         eventually(&what, || {
             std::future::ready((self.runs() == runs && self.begun().len() == times).then_some(()))
         })
@@ -110,7 +110,10 @@ impl Beside {
     }
 
     async fn ended(&mut self) -> Option<i32> {
-        let status = eventually("it ends", || std::future::ready(self.launch.try_wait().unwrap())).await;
+        let status = eventually("the launcher to exit", || {
+            std::future::ready(self.launch.try_wait().unwrap())
+        })
+        .await;
         status.code()
     }
 }
@@ -152,7 +155,7 @@ async fn singleton_programs_run_beside_the_writer() {
     first.signal("STOP");
     other.until(true, 1).await;
     first.signal("CONT");
-    let status = eventually("the replaced one ends", || std::future::ready(first.exited())).await;
+    let status = eventually("the replaced process to exit", || std::future::ready(first.exited())).await;
     assert!(!status.success(), "{}", first.log());
     one.until(false, 1).await;
     // The next one follows, and the program beside it waits.
@@ -195,7 +198,7 @@ async fn a_single_writer_sends_no_announcements() {
 }
 
 async fn both_are_members(kine: &Kine) {
-    eventually("both are members", || async {
+    eventually("two members", || async {
         let list = etcdctl(&kine.url(), &["member", "list"]).unwrap();
         (list.lines().count() == 2).then_some(())
     })

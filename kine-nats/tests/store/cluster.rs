@@ -88,7 +88,7 @@ impl Cluster {
 
     /// The number of the server that leads a stream.
     pub(crate) async fn leader(&self, stream: &str) -> usize {
-        eventually("the stream has a leader", || async {
+        eventually("a leader of the stream", || async {
             let info = self.info(stream).await?;
             info["cluster"]["leader"].as_str()?.strip_prefix('n')?.parse().ok()
         })
@@ -98,7 +98,7 @@ impl Cluster {
     /// Makes one of the servers lead a stream.
     pub(crate) async fn lead(&self, stream: &str, server: usize) {
         let client = async_nats::connect(self.servers[server].url()).await.unwrap();
-        eventually("the server leads the stream", || async {
+        eventually("the server to lead the stream", || async {
             let wish = format!(r#"{{"placement":{{"preferred":"n{server}"}}}}"#);
             let subject = format!("$JS.API.STREAM.LEADER.STEPDOWN.{stream}");
             let _ = client.request(subject, wish.into()).await;
@@ -110,7 +110,7 @@ impl Cluster {
     /// Waits until every server holds all of these streams.
     pub(crate) async fn is_whole(&self, streams: &[&str]) {
         for stream in streams {
-            eventually("all servers hold the stream", || async {
+            eventually("all servers to have the stream", || async {
                 let info = self.info(stream).await?;
                 let replicas = info["cluster"]["replicas"].as_array()?;
                 (replicas.len() == 2 && replicas.iter().all(|replica| replica["current"] == true)).then_some(())

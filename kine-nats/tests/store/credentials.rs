@@ -155,7 +155,7 @@ async fn a_store_needs_only_its_granted_permissions() {
 
     // The streams of another store cannot be accessed.
     let mut other = Kine::spawn_on(&nats, "other", &[&user]);
-    let refused = crate::harness::eventually("the server refuses", || {
+    let refused = crate::harness::eventually("a permission violation in the log of the server", || {
         std::future::ready(Some(nats.log()).filter(|log| log.contains("Violation")))
     });
     let refused = refused.await;

@@ -10,7 +10,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use yoke_test_support::eventually_some;
 
 /// Keys and values, by the revisions at which they were written.
 type Written = BTreeMap<i64, (String, Vec<u8>)>;
@@ -76,24 +76,30 @@ async fn outcome(mut nats: Nats, stream: &str, more: &[&str], written: &Written)
         return Outcome::Down;
     }
     let mut kine = Kine::spawn_on(&nats, stream, more);
-    let begun = Instant::now();
-    while !kine.is_ready().await {
-        if let Some(status) = kine.exited() {
+    let decided = eventually_some("kine-nats to be ready or to exit", WAIT, async || {
+        match kine.is_ready().await {
+            true => Some(None),
+            false => kine.exited().map(Some),
+        }
+    });
+    match decided.await {
+        Ok(None) => {
+            check(&kine, written).await;
+            Outcome::Whole
+        }
+        Ok(Some(status)) => {
             assert!(!status.success(), "{}", kine.log());
             let log = kine.log();
-            return Outcome::Refused(log.lines().last().unwrap_or_default().to_owned());
+            Outcome::Refused(log.lines().last().unwrap_or_default().to_owned())
         }
-        if begun.elapsed() > WAIT {
-            // With a corrupt message header, the server may send a message that no client can read,
-            // on every attempt.
+        // With a corrupt message header, the server may send a message that no client can read, on
+        // every attempt.
+        Err(error) => {
             let log = kine.log();
-            assert!(log.contains("Waiting for NATS"), "neither served nor refused: {log}");
-            return Outcome::Waiting;
+            assert!(log.contains("Waiting for NATS"), "{error}: {log}");
+            Outcome::Waiting
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    check(&kine, written).await;
-    Outcome::Whole
 }
 
 /// Asserts that exactly the written data is served.
@@ -169,7 +175,7 @@ async fn a_flipped_bit_on_the_disk_is_never_served() {
 
 /// Each stream has a snapshot.
 async fn until_both_are_stored(kine: &Kine) {
-    eventually("two snapshots are stored", || async {
+    eventually("two stored snapshots", || async {
         (kine.metric("yoke_kine_snapshots_total").await >= 2.0).then_some(())
     })
     .await;
@@ -220,7 +226,7 @@ async fn a_lost_snapshot_is_replaced_before_the_other_one() {
         drop_snapshots(&nats, stream);
         nats.restart().await;
         kine.restart().await;
-        eventually("a snapshot is stored", || async {
+        eventually("a stored snapshot", || async {
             (kine.metric("yoke_kine_snapshots_total").await > 0.0).then_some(())
         })
         .await;
@@ -268,7 +274,7 @@ fn damage_value(nats: &Nats, stream: &str, value: &[u8]) {
 async fn refusal(kine: &mut Kine) -> String {
     let before = kine.log().len();
     kine.respawn();
-    let status = eventually("it ends", || std::future::ready(kine.exited())).await;
+    let status = eventually("kine-nats to exit", || std::future::ready(kine.exited())).await;
     assert!(!status.success());
     kine.log().split_off(before)
 }

@@ -64,7 +64,7 @@ impl Etcd {
             dir,
         };
         let client = etcd.client();
-        eventually("etcd answers", || {
+        eventually("an answer of etcd", || {
             let mut client = client.clone();
             async move { client.range("a", "", 0).await.ok() }
         })

@@ -57,7 +57,7 @@ impl Load {
     pub(crate) async fn goes_on(&self, more: usize) {
         let count = || self.acknowledged.load(Ordering::Relaxed);
         let enough = count() + more;
-        eventually("more writes are acknowledged", || {
+        eventually("more acknowledged writes", || {
             std::future::ready((count() >= enough).then_some(()))
         })
         .await;
@@ -72,7 +72,7 @@ impl Load {
 /// Waits until a write is acknowledged.
 pub(crate) async fn serves(client: &Client) -> Duration {
     let begun = Instant::now();
-    eventually("a write is acknowledged", || {
+    eventually("an acknowledged write", || {
         let mut client = client.clone();
         async move { client.put("/probe", b"").await.ok() }
     })
@@ -202,7 +202,7 @@ async fn reads_and_leader_streams_fail_without_nats() {
     };
     assert_eq!(client.kv.range(request).await.unwrap().into_inner().count, 1);
     nats.restart().await;
-    eventually("a watch begins", || async {
+    eventually("a watch to start", || async {
         client.watch.clone().watch(led(tokio_stream::pending())).await.ok()
     })
     .await;
@@ -262,7 +262,7 @@ pub(crate) async fn the_paused_one_is_fenced(nats: &impl Servers) {
     let mut second = Kine::spawn(nats, "two", &[]);
     let mut old = first.client().await;
     old.put("/a", b"1").await.unwrap();
-    eventually("the second one stands by", || {
+    eventually("the second process to be on standby", || {
         std::future::ready(second.log().contains("on standby").then_some(()))
     })
     .await;
@@ -282,7 +282,7 @@ pub(crate) async fn the_paused_one_is_fenced(nats: &impl Servers) {
     tokio::time::sleep(Duration::from_millis(100)).await;
     first.signal("CONT");
     assert!(read.await.unwrap().is_err() && write.await.unwrap().is_err());
-    let status = eventually("the fenced writer ends", || std::future::ready(first.exited())).await;
+    let status = eventually("the fenced writer to exit", || std::future::ready(first.exited())).await;
     assert!(!status.success());
     assert!(
         first.log().contains("fenced by the writer of epoch 2"),
@@ -303,7 +303,7 @@ async fn a_lower_incarnation_never_starts() {
     let mut third = Kine::start(&nats, "three", &["--incarnation", "7"]).await;
     third.terminate().await;
     let mut low = Kine::spawn(&nats, "three", &["--incarnation", "6"]);
-    let status = eventually("it ends", || std::future::ready(low.exited())).await;
+    let status = eventually("kine-nats to exit", || std::future::ready(low.exited())).await;
     assert!(
         !status.success()
             && low
@@ -367,17 +367,21 @@ pub(crate) async fn a_full_stream_is_made_room_in(nats: &impl Servers) {
     let mut kine = Kine::start(nats, "full", &small).await;
     let mut client = kine.client().await;
     for number in 0..100 {
-        let begun = Instant::now();
-        while let Err(error) = client.put("/f/a", &vec![number; 100_000]).await {
-            assert!(
-                [
-                    "etcdserver: request timed out",
-                    "etcdserver: mvcc: database space exceeded"
-                ]
-                .contains(&error.message())
-            );
-            assert!(begun.elapsed() < WAIT, "{error}");
-        }
+        let put = async || {
+            let answer = client.put("/f/a", &vec![number; 100_000]).await;
+            answer.inspect_err(|error| {
+                assert!(
+                    [
+                        "etcdserver: request timed out",
+                        "etcdserver: mvcc: database space exceeded"
+                    ]
+                    .contains(&error.message())
+                );
+            })
+        };
+        yoke_test_support::eventually("an acknowledged put", WAIT, put, |_| true)
+            .await
+            .unwrap();
     }
     assert!(kine.log().contains("The log is nearly full"));
     let revision = client.revision().await;
@@ -415,7 +419,7 @@ pub(crate) async fn a_full_stream_is_made_room_in(nats: &impl Servers) {
         .unwrap()
         .revision;
     client.compact(revision).await.unwrap();
-    eventually("puts are taken again", || {
+    eventually("a put to be acknowledged again", || {
         let mut client = client.clone();
         async move { client.put("/f/again", b"1").await.ok() }
     })

@@ -22,7 +22,7 @@ async fn connections_wait_without_free_file_descriptors() {
     for _ in 0..2 * FILES {
         others.push(TcpStream::connect(kine.address()).await.unwrap());
     }
-    eventually("it says so", || async {
+    eventually("a log line about refused connections", || async {
         kine.log().contains("cannot accept connections").then_some(())
     })
     .await;

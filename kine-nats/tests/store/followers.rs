@@ -109,7 +109,7 @@ async fn the_writer_and_the_follower_agree_on_members_and_leader() {
     let nats = Nats::start().await;
     let (writer, mut follower) = two(&nats, "members").await;
     let members = || json(&etcdctl(&writer.url(), &["member", "list", "-w", "json"]).unwrap())["members"].clone();
-    let list = eventually("both are there", || async {
+    let list = eventually("both members", || async {
         Some(members()).filter(|list| list.as_array().unwrap().len() == 2)
     });
     let list = list.await;
@@ -139,7 +139,7 @@ async fn the_writer_and_the_follower_agree_on_members_and_leader() {
     );
     follower.terminate().await;
     let begun = Instant::now();
-    eventually("who left is no member", || async {
+    eventually("the member that exited to be removed", || async {
         (members().as_array().unwrap().len() == 1).then_some(())
     })
     .await;
@@ -192,14 +192,14 @@ async fn a_stopped_writer_hands_over_without_interrupting_watches() {
 async fn hand_over(writer: &mut Kine, follower: &Kine) -> Duration {
     let begun = Instant::now();
     writer.signal("TERM");
-    eventually("the follower writes", || async {
+    eventually("the follower to become the writer", || async {
         (follower.metric("etcd_server_is_leader").await == 1.0).then_some(())
     })
     .await;
     serves(&follower.client().await).await;
     let took = begun.elapsed();
     println!("from SIGTERM until the follower has acknowledged a write {took:?}");
-    let status = eventually("the old one ends", || std::future::ready(writer.exited())).await;
+    let status = eventually("the old writer to exit", || std::future::ready(writer.exited())).await;
     assert!(status.success(), "{}", writer.log());
     writer.restart().await;
     assert_eq!(writer.metric("etcd_server_is_leader").await, 0.0);
@@ -217,19 +217,22 @@ async fn a_takeover_from_a_killed_writer_loses_and_repeats_nothing() {
     join_all(load.iter().map(|load| load.goes_on(100))).await;
     let begun = Instant::now();
     writer.kill();
-    let (probe, mut refused) = (new.clone(), Vec::new());
-    let gap = loop {
-        match probe.clone().put("/probe", b"").await {
-            Ok(_) => break begun.elapsed(),
-            Err(error) => refused.push(error),
+    let (mut probe, mut refused_count) = (new.clone(), 0);
+    let acknowledged = yoke_test_support::eventually_some("a write through the follower", WAIT, async || {
+        match probe.put("/probe", b"").await {
+            Ok(_) => Some(()),
+            Err(error) => {
+                assert_eq!(error.code(), Code::Unavailable, "{error}");
+                refused_count += 1;
+                None
+            }
         }
-        assert!(begun.elapsed() < WAIT, "{}", follower.log());
-    };
-    println!("kill -9 of the writer: a write through the other one is acknowledged after {gap:?}");
-    let refused_count = refused.len();
-    for error in refused {
-        assert_eq!(error.code(), Code::Unavailable, "{error}");
+    });
+    if let Err(error) = acknowledged.await {
+        panic!("{error}: {}", follower.log());
     }
+    let gap = begun.elapsed();
+    println!("kill -9 of the writer: a write through the other one is acknowledged after {gap:?}");
     let [_, load_of_new] = &load;
     load_of_new.goes_on(20).await;
     let mut acknowledged = BTreeMap::new();
@@ -264,7 +267,7 @@ pub(crate) async fn the_one_that_slept_follows(nats: &impl Servers) {
     assert!(watching.next().await.unwrap().created);
     writer.signal("STOP");
     let begun = Instant::now();
-    eventually("the follower writes", || {
+    eventually("the follower to become the writer", || {
         let mut new = new.clone();
         async move { new.put("/a", b"2").await.ok() }
     })
@@ -301,7 +304,7 @@ pub(crate) async fn the_one_that_slept_follows(nats: &impl Servers) {
         Err(error) => assert_eq!(error.code(), Code::Unavailable, "{error}"),
     }
     let written = write.await.unwrap();
-    eventually("it follows", || {
+    eventually("the replaced writer to follow", || {
         let said = "Another process replaced this one as the writer; following it";
         std::future::ready(writer.log().contains(said).then_some(()))
     })
@@ -328,7 +331,7 @@ pub(crate) async fn the_one_that_slept_follows(nats: &impl Servers) {
 
 /// Waits until a suspended process has more to read; returns how much.
 async fn arrives(kine: &Kine, before: u64) -> u64 {
-    eventually("what it is asked has arrived", || {
+    eventually("a request to arrive at the suspended process", || {
         std::future::ready(Some(kine.unread()).filter(|unread| *unread > before))
     })
     .await
@@ -354,7 +357,7 @@ async fn a_single_follower_reports_no_leader() {
     let mut nats = Nats::start().await;
     let mut first = Kine::start(&nats, "alone", &["--follow", "--incarnation=7"]).await;
     let mut low = Kine::spawn(&nats, "alone", &["--follow", "--incarnation=6"]);
-    let status = eventually("it ends", || std::future::ready(low.exited())).await;
+    let status = eventually("kine-nats to exit", || std::future::ready(low.exited())).await;
     assert!(
         !status.success() && low.log().contains("incarnation 7 owns it"),
         "{}",
@@ -371,7 +374,7 @@ async fn a_single_follower_reports_no_leader() {
         let ended = tokio::time::timeout(crate::harness::WAIT, stream.into_inner().message()).await;
         assert_eq!(ended.unwrap().unwrap_err().message(), "etcdserver: no leader");
     }
-    eventually("it has no leader", || async {
+    eventually("the follower to have no leader", || async {
         (follower.metric("etcd_server_has_leader").await == 0.0).then_some(())
     })
     .await;
@@ -404,7 +407,7 @@ async fn leadership_moves_on_request_under_load() {
     let all = [first.url(), second.url(), third.url()].join(",");
     let move_to = |member: u64| etcdctl(&all, &["move-leader", &format!("{member:x}")]);
     for kine in [&first, &second, &third] {
-        eventually("each has heard of all", || async {
+        eventually("three members in each list", || async {
             let list = json(&etcdctl(&kine.url(), &["member", "list", "-w", "json"]).unwrap());
             (list["members"].as_array().unwrap().len() == 3).then_some(())
         })
@@ -434,7 +437,7 @@ async fn leadership_moves_on_request_under_load() {
         println!("moved in {:?}", begun.elapsed());
         assert!(said.starts_with("Leadership transferred from"), "{said}");
         // A process may see the new writer in the log before the writer itself does.
-        eventually("it leads", || async {
+        eventually("the target to lead", || async {
             (target.metric("etcd_server_is_leader").await == 1.0).then_some(())
         })
         .await;
@@ -450,7 +453,7 @@ async fn leadership_moves_on_request_under_load() {
         check(&mut client, &acknowledged).await;
     }
     let term = || status(&first)["raftTerm"].as_u64().unwrap();
-    eventually("nobody else came in between, but where a lease had ended", || async {
+    eventually("as many terms as transfers and ended leases", || async {
         let replaced = |kine: &Kine| kine.log().matches("Another process replaced this one").count();
         let lapses: usize = [&first, &second, &third].map(replaced).iter().sum();
         (term() == 5 + lapses as u64).then_some(())
@@ -504,7 +507,7 @@ async fn a_follower_reports_the_alarm_of_a_full_log() {
         assert!(number < 1000, "the log is never full");
     };
     assert_eq!(error.message(), "etcdserver: mvcc: database space exceeded");
-    eventually("both tell the same", || async {
+    eventually("the same alarm from both", || async {
         let (one, other) = (alarms(&writer), alarms(&follower));
         (one.contains("alarm:NOSPACE") && one == other).then_some(())
     })

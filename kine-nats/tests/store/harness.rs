@@ -110,19 +110,16 @@ impl Nats {
             .stdout(log.try_clone().unwrap())
             .stderr(log);
         self.child = Some(command.spawn().unwrap());
-        let begun = Instant::now();
-        while tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
-            if self
-                .child
-                .as_mut()
-                .is_some_and(|child| child.try_wait().unwrap().is_some())
-            {
-                return false;
+        let port = self.port;
+        let child = &mut self.child;
+        let listens = yoke_test_support::eventually_some("nats-server to listen or to exit", WAIT, async || {
+            if tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
+                return Some(true);
             }
-            assert!(begun.elapsed() < WAIT, "nats-server does not listen: {}", self.log());
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        true
+            let exited = |child: &mut Child| child.try_wait().unwrap().is_some();
+            child.as_mut().is_some_and(exited).then_some(false)
+        });
+        listens.await.unwrap_or_else(|error| panic!("{error}: {}", self.log()))
     }
 
     /// Replaces the additional lines of configuration, from the next start on.
@@ -290,13 +287,14 @@ impl Kine {
     }
 
     pub(crate) async fn ready(&mut self) {
-        let begun = Instant::now();
-        while !self.is_ready().await {
+        let ready = yoke_test_support::eventually_true("kine-nats to be ready", WAIT, async || {
             if let Some(status) = self.exited() {
                 panic!("kine-nats ended with {status}: {}", self.log());
             }
-            assert!(begun.elapsed() < WAIT, "kine-nats is not ready: {}", self.log());
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            self.is_ready().await
+        });
+        if let Err(error) = ready.await {
+            panic!("{error}: {}", self.log());
         }
     }
 
@@ -362,7 +360,7 @@ impl Kine {
     pub(crate) async fn terminate(&mut self) -> Duration {
         let begun = Instant::now();
         self.signal("TERM");
-        let status = eventually("it ends", || std::future::ready(self.exited())).await;
+        let status = eventually("kine-nats to exit", || std::future::ready(self.exited())).await;
         assert!(status.success(), "{status}: {}", self.log());
         begun.elapsed()
     }
@@ -474,16 +472,9 @@ pub(crate) async fn http_get(mut stream: impl AsyncRead + AsyncWrite + Unpin, pa
     Some(text)
 }
 
-/// Waits for a state.
-pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, mut state: impl FnMut() -> F) -> T {
-    let begun = Instant::now();
-    loop {
-        if let Some(value) = state().await {
-            return value;
-        }
-        assert!(begun.elapsed() < WAIT, "{what}: not within {WAIT:?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+/// Waits for a state. `what` completes the sentence "waited for …".
+pub(crate) async fn eventually<T>(what: &str, state: impl AsyncFnMut() -> Option<T>) -> T {
+    yoke_test_support::eventually_some(what, WAIT, state).await.unwrap()
 }
 
 /// All clients of one connection.

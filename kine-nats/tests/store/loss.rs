@@ -23,7 +23,7 @@ pub(crate) trait Disks: Servers {
     /// Calls the stream API, as soon as it is available.
     async fn ask(&mut self, subject: &str, payload: &str) -> Value {
         let client = async_nats::connect(self.all()[0].url()).await.unwrap();
-        eventually("the streams' API does as asked", || async {
+        eventually("the stream API to accept the request", || async {
             let answer = client.request(format!("$JS.API.STREAM.{subject}"), payload.to_owned().into());
             let answer: Value = serde_json::from_slice(&answer.await.ok()?.payload).unwrap();
             let refused = answer.get("error");
@@ -48,7 +48,7 @@ async fn shorten<D: Disks>(nats: &mut D, stream: &str, shorten: impl AsyncFnOnce
     load.goes_on(200).await;
     shorten(nats, &load).await;
     nats.restart_all().await;
-    eventually("it is stored again", || async {
+    eventually("a log line about records that are stored again", || async {
         kine.log()
             .contains("Stored the lost records in the log again")
             .then_some(())
@@ -113,7 +113,7 @@ async fn lose_disks(nats: &mut impl Disks, kine: &Kine) {
         std::fs::remove_dir_all(server.store()).unwrap();
     }
     nats.restart_all().await;
-    eventually("it misses its stream", || async {
+    eventually("a log line about the missing stream", || async {
         kine.log().contains("10059: stream not found").then_some(())
     })
     .await;
@@ -158,7 +158,7 @@ pub(crate) async fn more_is_lost_than_is_remembered(nats: &mut impl Disks) {
         newest = client.put(&key, &[b'v'; 60_000]).await.unwrap();
     }
     lose_disks(nats, &kine).await;
-    let status = eventually("it ends", || std::future::ready(kine.exited())).await;
+    let status = eventually("kine-nats to exit", || std::future::ready(kine.exited())).await;
     let log = kine.log();
     assert!(!status.success(), "{log}");
     let revision = format!("were acknowledged, with revision {newest}");

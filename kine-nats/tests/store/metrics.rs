@@ -162,7 +162,7 @@ async fn metrics_of_etcd_have_the_format_of_etcd() {
             .await
             .unwrap();
     }
-    eventually("all calls have ended", || async {
+    eventually("all calls to end", || async {
         let said = read().await;
         said.iter().all(|said| said.open() == 0.0).then_some(())
     })
@@ -224,19 +224,19 @@ async fn open_watches_and_waiting_writes_are_exported() {
         let mut client = client.clone();
         async move { client.put("/w/b", b"2").await }
     });
-    eventually("the write waits", || async {
+    eventually("a pending write", || async {
         (value("etcd_server_proposals_pending").await == 1.0).then_some(())
     })
     .await;
     assert_eq!(value("etcd_server_proposals_failed_total").await, 0.0);
     waiting.abort();
     assert!(waiting.await.unwrap_err().is_cancelled());
-    eventually("a write whose client went has failed", || async {
+    eventually("the write of the disconnected client to fail", || async {
         (value("etcd_server_proposals_failed_total").await == 1.0).then_some(())
     })
     .await;
     assert_eq!(value("etcd_server_proposals_pending").await, 0.0);
-    eventually("the writer's lease is over", || async {
+    eventually("the lease of the writer to end", || async {
         (value("etcd_server_has_leader").await == 0.0).then_some(())
     })
     .await;

@@ -309,7 +309,7 @@ async fn take_over(seed: u64) {
     }
     oracle.steps(seed, HALF).await;
     kine.kill();
-    eventually("the follower writes", || async {
+    eventually("the follower to become the writer", || async {
         (follower.metric("etcd_server_is_leader").await == 1.0).then_some(())
     })
     .await;

@@ -6,7 +6,7 @@ const SMALL: &str = "max_payload: 1MB";
 const REFUSAL: &str = "accepts messages of at most 1048576 bytes; set its max_payload to at least 2 MiB";
 
 async fn ends(kine: &mut Kine) {
-    let status = eventually("it ends", || std::future::ready(kine.exited())).await;
+    let status = eventually("kine-nats to exit", || std::future::ready(kine.exited())).await;
     assert!(!status.success() && kine.log().contains(REFUSAL), "{}", kine.log());
 }
 
@@ -24,7 +24,7 @@ async fn a_server_with_a_lowered_payload_limit_is_rejected_on_reconnect() {
     client.put("/a", b"1").await.unwrap();
     nats.kill();
     nats.restart().await;
-    eventually("it writes again", || {
+    eventually("a put to be acknowledged again", || {
         let mut client = client.clone();
         async move { client.put("/a", b"2").await.ok() }
     })

@@ -49,7 +49,7 @@ async fn fill(mut client: Client) {
 async fn probes_are_answered_like_in_etcd() {
     let etcd = Etcd::start_with(&["--quota-backend-bytes=1000000"]).await;
     // etcd migrates its file to the format of its version some time after its start.
-    eventually("etcd has its storage version", || async {
+    eventually("etcd to have its storage version", || async {
         (ask(&etcd.address(), "/version").await.1["storage"] == "3.6.0").then_some(())
     })
     .await;

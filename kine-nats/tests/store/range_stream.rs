@@ -372,7 +372,7 @@ async fn a_follower_lists_acknowledged_keys_while_there_is_a_leader() {
     }
     writer.kill();
     nats.kill();
-    eventually("it has no leader", || async {
+    eventually("the follower to have no leader", || async {
         (follower.metric("etcd_server_has_leader").await == 0.0).then_some(())
     })
     .await;
@@ -393,7 +393,7 @@ async fn a_follower_lists_acknowledged_keys_while_there_is_a_leader() {
     // A client that reads nothing does not block the exit, and does not get the impression that the
     // list is complete.
     nats.restart().await;
-    eventually("it writes", || async {
+    eventually("the follower to become the writer", || async {
         (follower.metric("etcd_server_is_leader").await == 1.0).then_some(())
     })
     .await;

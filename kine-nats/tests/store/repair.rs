@@ -39,7 +39,7 @@ async fn a_store_continues_after_the_loss_of_its_log_is_accepted() {
         .await
         .unwrap();
     kine.respawn();
-    let status = eventually("it ends", || std::future::ready(kine.exited())).await;
+    let status = eventually("kine-nats to exit", || std::future::ready(kine.exited())).await;
     let log = kine.log();
     assert!(
         !status.success() && log.contains("the log has lost the records behind sequence 0"),

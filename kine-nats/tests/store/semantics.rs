@@ -288,7 +288,7 @@ async fn leases_survive_a_restart_and_end_as_one_revision() {
         (left.granted_ttl, left.keys.as_slice()),
         (TTL, ["/l/a".into(), "/l/b".into()].as_slice())
     );
-    let gone = eventually("the lease ends", || {
+    let gone = eventually("the lease to end", || {
         let mut client = client.clone();
         async move { Some(client.range("/l/", "/l0", 0).await.unwrap()).filter(|answer| answer.count == 0) }
     })

@@ -133,7 +133,7 @@ async fn make_room(client: &mut Client) -> Vec<(&'static str, Told)> {
         alarm: nospace.0,
         member_id: status(client).await.header.unwrap().member_id,
     };
-    eventually("no alarm is left", || {
+    eventually("the alarm to be removed", || {
         let mut client = client.clone();
         async move {
             client.maintenance.alarm(disarm).await.unwrap();

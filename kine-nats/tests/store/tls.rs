@@ -2,11 +2,10 @@
 
 use yoke_test_support::free_port;
 
-use crate::harness::{Kine, Nats, WAIT, etcdctl, eventually, http_get};
+use crate::harness::{Kine, Nats, etcdctl, eventually, http_get};
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
@@ -134,7 +133,8 @@ async fn a_client_needs_a_certificate_with_a_client_ca() {
     ] {
         files.refused(&url, client, &["put", "/r", "2"]);
         let told = |line: &str| line.contains("client was not admitted") && line.contains(why);
-        eventually(why, || std::future::ready(kine.log().lines().any(told).then_some(()))).await;
+        let what = format!("the reason {why:?} in the log");
+        eventually(&what, || std::future::ready(kine.log().lines().any(told).then_some(()))).await;
     }
     let plain = etcdctl(&url.replace("https", "http"), &[SOON, "put", "/r", "2"]);
     assert!(plain.is_err(), "{plain:?}");
@@ -200,7 +200,7 @@ async fn certificates_are_reloaded() {
     files.etcdctl(&url, Some("before"), &get).unwrap();
 
     files.write("server.key", "nonsense");
-    eventually("a change that cannot be used is told", || async {
+    eventually("a log line about unusable certificates", || async {
         kine.log().contains("Cannot use the changed certificates").then_some(())
     })
     .await;
@@ -211,7 +211,7 @@ async fn certificates_are_reloaded() {
         .write("clients.crt", &new.pem)
         .pair("server", &new.leaf(ExtendedKeyUsagePurpose::ServerAuth))
         .write("servers.crt", &new.pem);
-    eventually("the new certificates are in use", || async {
+    eventually("the new certificates to be in use", || async {
         files.etcdctl(&url, Some("after"), &[SOON, "get", "/r"]).ok()
     })
     .await;
@@ -236,11 +236,8 @@ async fn unusable_certificates_prevent_the_start() {
         ),
     ] {
         let mut kine = Kine::spawn(&nats, "unusable", options);
-        let begun = Instant::now();
-        while kine.exited().is_none() {
-            assert!(begun.elapsed() < WAIT, "{options:?}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        let what = format!("an exit of kine-nats with {options:?}");
+        eventually(&what, || std::future::ready(kine.exited())).await;
         assert!(kine.log().contains(why), "{}", kine.log());
     }
 }

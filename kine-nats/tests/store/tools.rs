@@ -154,7 +154,7 @@ async fn an_exhausted_quota_is_an_alarm_until_space_is_free() {
     client.delete("/r/b").await;
     let revision = client.revision().await;
     client.compact(revision).await.unwrap();
-    eventually("the alarm ends", || async {
+    eventually("the alarm to end", || async {
         Some(()).filter(|()| run(&["alarm", "list"]).unwrap().is_empty())
     })
     .await;

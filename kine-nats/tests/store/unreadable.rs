@@ -110,7 +110,7 @@ async fn an_unreadable_record_is_named_and_temporary_failures_are_retried() {
 
     garbler.garble("KINE_garbled", 10, u64::MAX);
     kine.respawn();
-    let status = eventually("it ends", || std::future::ready(kine.exited())).await;
+    let status = eventually("kine-nats to exit", || std::future::ready(kine.exited())).await;
     let log = kine.log();
     assert!(
         !status.success()
@@ -142,7 +142,7 @@ async fn an_unreadable_snapshot_counts_as_damaged() {
             .await
             .unwrap();
     }
-    eventually("two snapshots are stored", || async {
+    eventually("two stored snapshots", || async {
         (kine.metric("yoke_kine_snapshots_total").await >= 2.0).then_some(())
     })
     .await;
@@ -188,7 +188,7 @@ async fn a_store_continues_without_a_record_that_a_flipped_bit_made_unreadable()
     println!("{}", flip(&log, at - 4, 4));
     nats.restart().await;
     kine.respawn();
-    let status = eventually("it ends", || std::future::ready(kine.exited())).await;
+    let status = eventually("kine-nats to exit", || std::future::ready(kine.exited())).await;
     assert!(
         !status.success() && kine.log().contains("connections in a row failed at sequence 13"),
         "{}",

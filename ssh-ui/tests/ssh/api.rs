@@ -166,9 +166,9 @@ pub(crate) async fn a_program_does_what_its_token_permits(world: &World) {
         .unwrap();
     let tokens = kube::Api::<yoke_api::JoinToken>::namespaced(world.admin.clone(), "a");
     let count = async || tokens.list(&Default::default()).await.unwrap().items.len();
-    world.until("the JoinToken is made", async || count().await == 1).await;
+    world.until("a JoinToken", count, |count| *count == 1).await;
     client.kill().await.unwrap();
-    world.until("the JoinToken is gone", async || count().await == 0).await;
+    world.until("no JoinToken", count, |count| *count == 0).await;
     for name in ["robot", "late"] {
         assert_eq!(send(world, &all, &format!("delete {name} --yes")).await.status, 200);
     }
@@ -318,15 +318,12 @@ pub(crate) async fn a_key_that_is_taken_away_takes_its_tokens_along(world: &Worl
     assert_eq!(send(world, &token, "whoami").await.status, 401);
     let alice = ("laptop", world.alice.public.as_str());
     world.set_keys("a", &[alice, ("robot", robot.public.trim())]).await;
+    let status = async || send(world, &token, "whoami").await.status;
     world
-        .until("the key is known", async || {
-            send(world, &token, "whoami").await.status == 200
-        })
+        .until("the key to be admitted", status, |status| *status == 200)
         .await;
     world.set_keys("a", &[alice]).await;
     world
-        .until("the key is not known", async || {
-            send(world, &token, "whoami").await.status == 401
-        })
+        .until("the key to be refused", status, |status| *status == 401)
         .await;
 }

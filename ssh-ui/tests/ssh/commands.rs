@@ -97,9 +97,11 @@ pub(crate) async fn waiting_tells_what_for_and_ends(world: &World) {
     let mut told = BufReader::new(client.stderr.take().unwrap()).lines();
     let clusters = world.clusters("a");
     world
-        .until("the Cluster is made", async || {
-            clusters.get_opt("slow").await.unwrap().is_some()
-        })
+        .until(
+            "Cluster slow",
+            async || clusters.get_opt("slow").await.unwrap().is_some(),
+            |exists| *exists,
+        )
         .await;
     world.tell("a", "slow", false, "The pod starts.").await;
     // Wait until the first message is seen, or the watch may show only the second.
@@ -208,9 +210,9 @@ pub(crate) async fn a_join_that_is_broken_off_leaves_nothing(world: &World) {
     let mut client = client.stdin(Stdio::null()).kill_on_drop(true).spawn().unwrap();
     let tokens = Api::<JoinToken>::namespaced(world.admin.clone(), "a");
     let count = async || tokens.list(&Default::default()).await.unwrap().items.len();
-    world.until("the JoinToken is made", async || count().await == 1).await;
+    world.until("a JoinToken", count, |count| *count == 1).await;
     client.kill().await.unwrap();
-    world.until("the JoinToken is gone", async || count().await == 0).await;
+    world.until("no JoinToken", count, |count| *count == 0).await;
     alice.ssh("delete left --yes").await.ok();
 }
 
@@ -224,7 +226,7 @@ pub(crate) async fn a_join_that_cannot_come_about_is_answered_at_once(world: &Wo
     let count = async || tokens.list(&Default::default()).await.unwrap().items.len();
     let joining = alice.ssh("join full");
     let refusing = async {
-        world.until("the JoinToken is made", async || count().await == 1).await;
+        world.until("a JoinToken", count, |count| *count == 1).await;
         let token = tokens.list(&Default::default()).await.unwrap().items.remove(0);
         let status = json!({"status": {"conditions": [{"type": "Ready", "status": "False", "reason": "QuotaExceeded",
             "message": "There are 64 older ones.", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});

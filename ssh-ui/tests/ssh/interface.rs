@@ -349,9 +349,11 @@ pub(crate) async fn terminal_prompts_for_the_name(world: &World) {
     let mut window = Window::open(world.port(), &world.alice, Some("create slow --wait")).await;
     let clusters = world.clusters("a");
     world
-        .until("the Cluster is made", async || {
-            clusters.get_opt("slow").await.unwrap().is_some()
-        })
+        .until(
+            "Cluster slow",
+            async || clusters.get_opt("slow").await.unwrap().is_some(),
+            |exists| *exists,
+        )
         .await;
     world.tell("a", "slow", false, "The pod starts.").await;
     window.shows("The pod starts.").await;

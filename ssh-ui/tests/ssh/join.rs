@@ -27,7 +27,7 @@ async fn count(world: &World) -> usize {
 async fn grant(world: &World) -> (String, String) {
     let api = tokens(world);
     world
-        .until("the JoinToken is made", async || count(world).await == 1)
+        .until("a JoinToken", async || count(world).await, |count| *count == 1)
         .await;
     let token = api.list(&Default::default()).await.unwrap().items.remove(0);
     let name = token.name_any();
@@ -110,10 +110,13 @@ pub(crate) async fn waiting_for_a_line_can_be_given_up(world: &World) {
         window.press("j\r").await;
         window.shows("join work … ").await;
         world
-            .until("the JoinToken is made", async || count(world).await == 1)
+            .until("a JoinToken", async || count(world).await, |count| *count == 1)
             .await;
         window.press(keys).await;
-        world.until(rule, async || count(world).await == 0).await;
+        let what = format!("no JoinToken after {rule:?}");
+        world
+            .until(&what, async || count(world).await, |count| *count == 0)
+            .await;
         if keys == "q" {
             window.left().await;
         } else {

@@ -75,38 +75,24 @@ pub(crate) async fn unread_output_is_dropped(world: &World) {
         channel.data_bytes(INIT.repeat(10)).await.unwrap();
         channel.close().await.unwrap();
     }
-    world
-        .until("the transfers have ended", async || {
-            world.metric("running_commands") == 0
-        })
-        .await;
+    world.until_metric("running_commands", 0).await;
     // A command ends when its answer is not read in time; other commands wait for a free channel.
     for round in 0..8 {
         let channel = session.channel_open_session().await;
         let channel = channel.unwrap_or_else(|error| panic!("round {round}: {error}"));
         channel.exec(true, "help").await.unwrap();
     }
-    world
-        .until("all of them run", async || world.metric("running_commands") == 8)
-        .await;
+    world.until_metric("running_commands", 8).await;
     assert!(session.channel_open_session().await.is_err(), "the places are taken");
-    world
-        .until("the commands have ended", async || {
-            world.metric("running_commands") == 0
-        })
-        .await;
+    world.until_metric("running_commands", 0).await;
     let channel = session.channel_open_session().await.unwrap();
     channel.request_subsystem(true, "sftp").await.unwrap();
-    world
-        .until("the transfer runs", async || world.metric("running_commands") == 1)
-        .await;
+    world.until_metric("running_commands", 1).await;
     // More requests than the buffer of a stalled transfer holds.
     for _ in 0..40 {
         channel.data_bytes(INIT.repeat(500)).await.unwrap();
     }
-    world
-        .until("the transfer has ended", async || world.metric("running_commands") == 0)
-        .await;
+    world.until_metric("running_commands", 0).await;
     session.channel_open_session().await.unwrap();
     let _ = session.disconnect(russh::Disconnect::ByApplication, "", "").await;
 }
@@ -127,9 +113,11 @@ pub(crate) async fn newcomers_take_no_more_than_their_share(world: &World) {
     world.alice.ssh("whoami").await.ok();
     drop(others);
     world
-        .until("their seats are back", async || {
-            first_line(&mut knock(world, "127.0.0.2").await).await == GREETING
-        })
+        .until(
+            "the greeting for a newcomer",
+            async || first_line(&mut knock(world, "127.0.0.2").await).await,
+            |line| line == GREETING,
+        )
         .await;
 }
 
@@ -138,11 +126,7 @@ pub(crate) async fn a_tenant_takes_no_more_than_its_share(world: &World) {
         .map(|number| world.path(&format!("share{number}")))
         .map(|path| path.to_str().unwrap().to_owned())
         .collect();
-    world
-        .until("the Tenant has no connections", async || {
-            world.metric("connections") == 0
-        })
-        .await;
+    world.until_metric("connections", 0).await;
     for control in &controls {
         world.alice.ssh_with(&master(control), "whoami").await.ok();
     }
@@ -156,9 +140,11 @@ pub(crate) async fn a_tenant_takes_no_more_than_its_share(world: &World) {
         world.alice.ssh_with(&["-S", control, "-O", "exit"], "").await;
     }
     world
-        .until("there is a place again", async || {
-            world.alice.ssh("whoami").await.code == 0
-        })
+        .until(
+            "a free slot",
+            async || world.alice.ssh("whoami").await.code,
+            |code| *code == 0,
+        )
         .await;
 }
 

@@ -11,9 +11,10 @@ use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 use tokio::process::Command;
 use yoke_api::JoinToken;
+use yoke_test_support::eventually_some;
 
 use crate::person::{Said, run};
-use crate::world::{World, put};
+use crate::world::{LIMIT, World, put};
 
 const PEM: &str = "-----BEGIN CERTIFICATE-----\nMAA=\n-----END CERTIFICATE-----\n";
 /// Stands for `yoke-worker`; it is longer than all windows and buffers on the path.
@@ -77,9 +78,11 @@ pub(crate) async fn a_tenant_is_sent_no_more_than_its_share(world: &World) {
     slow.kill().await.unwrap();
     reading.await.unwrap();
     world
-        .until("a program is sent again", async || {
-            alice.ssh("worker-binary arm64").await.code == 0
-        })
+        .until(
+            "a program to be sent again",
+            async || alice.ssh("worker-binary arm64").await.code,
+            |code| *code == 0,
+        )
         .await;
 }
 
@@ -177,12 +180,11 @@ impl World {
         let joining = async { self.alice.ssh("join joined --json").await.json() };
         let answering = async {
             let tokens = Api::<JoinToken>::namespaced(self.admin.clone(), "a");
-            let name = loop {
-                if let Some(token) = tokens.list(&Default::default()).await.unwrap().items.pop() {
-                    break token.metadata.name.unwrap();
-                }
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            };
+            let name = eventually_some("a JoinToken", LIMIT, async || {
+                let token = tokens.list(&Default::default()).await.unwrap().items.pop()?;
+                token.metadata.name
+            });
+            let name = name.await.unwrap();
             let digest = run(Command::new("sha256sum").arg(self.workers().join("yoke-worker-amd64")))
                 .await
                 .ok();

@@ -32,7 +32,11 @@ pub(crate) async fn removed_key_loses_access_at_once(world: &World) {
         .set_keys("a", &[("laptop", &world.alice.public), ("guest", &mallory.public)])
         .await;
     world
-        .until("the guest is in", async || mallory.ssh("whoami").await.code == 0)
+        .until(
+            "the guest to be admitted",
+            async || mallory.ssh("whoami").await.code,
+            |code| *code == 0,
+        )
         .await;
     assert!(mallory.ssh("whoami").await.ok().contains("Key:    guest"));
     assert!(world.alice.ssh("whoami").await.ok().contains("Tenant: a"));
@@ -46,7 +50,11 @@ pub(crate) async fn removed_key_loses_access_at_once(world: &World) {
     mallory.ssh_with(&through, "clusters").await.ok();
     world.set_keys("a", &[("laptop", &world.alice.public)]).await;
     world
-        .until("the guest is out", async || mallory.ssh("whoami").await.code == 255)
+        .until(
+            "the guest to be refused",
+            async || mallory.ssh("whoami").await.code,
+            |code| *code == 255,
+        )
         .await;
     let refused = mallory.ssh_with(&through, "clusters").await.failed(1);
     assert!(refused.contains("no longer belongs to your Tenant"), "{refused}");

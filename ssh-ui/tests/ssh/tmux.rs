@@ -1,9 +1,11 @@
 //! OpenSSH's client in a real terminal.
 
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::process::Command;
+use yoke_test_support::eventually;
 
 use crate::person::{Said, run};
 use crate::world::World;
@@ -67,15 +69,12 @@ impl Tmux {
 
     /// Waits until this text is shown, and returns the screen.
     pub(crate) async fn shows(&self, text: &str) -> String {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            let shown = self.run(&["capture-pane", "-p"]).await.ok();
-            if shown.contains(text) {
-                return shown;
-            }
-            assert!(Instant::now() < deadline, "{text:?} is not shown:\n{shown}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        let screen = async || Ok::<_, Infallible>(self.run(&["capture-pane", "-p"]).await.ok());
+        eventually(&format!("{text:?} on the screen"), LIMIT, screen, |shown| {
+            shown.contains(text)
+        })
+        .await
+        .unwrap()
     }
 }
 

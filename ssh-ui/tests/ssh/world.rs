@@ -1,5 +1,7 @@
 //! A host with two Tenants and the server, as the chart and the operator set them up.
 
+use std::convert::Infallible;
+use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -24,7 +26,7 @@ use yoke_ssh_ui::shared::Shared;
 use yoke_ssh_ui::ssh::host_key::{self, HostKeyError};
 use yoke_ssh_ui::ssh::server::Server;
 use yoke_test_support::kubernetes::{Options, connect, install_crds};
-use yoke_test_support::{Process, free_port};
+use yoke_test_support::{Process, eventually, free_port};
 
 use crate::api;
 use crate::audit::Log;
@@ -34,7 +36,7 @@ const SERVER: &str = "system:serviceaccount:yoke-system:yoke-ssh-ui";
 pub(crate) const SERVER_TOKEN: &str = "ssh-server";
 pub(crate) const NAMESPACE: &str = "yoke-system";
 pub(crate) const HOST_KEY: &str = "yoke-ssh-host-key";
-const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
 /// Burst of commands with one key in these tests.
 pub(crate) const BURST: u32 = 250;
 pub(crate) const LIMITS: Limits = Limits {
@@ -240,13 +242,22 @@ impl World {
             .unwrap();
     }
 
-    /// Waits until a condition is fulfilled.
-    pub(crate) async fn until(&self, what: &str, mut so: impl AsyncFnMut() -> bool) {
-        let deadline = Instant::now() + LIMIT;
-        while !so().await {
-            assert!(Instant::now() < deadline, "not so within {LIMIT:?}: {what}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+    /// Waits until a value fulfills a condition. `what` completes the sentence "waited for …".
+    pub(crate) async fn until<T: Debug>(
+        &self,
+        what: &str,
+        mut observe: impl AsyncFnMut() -> T,
+        holds: impl FnMut(&T) -> bool,
+    ) {
+        let observe = async || Ok::<_, Infallible>(observe().await);
+        eventually(what, LIMIT, observe, holds).await.unwrap();
+    }
+
+    /// Waits until a metric of the server has a value.
+    pub(crate) async fn until_metric(&self, name: &str, expected: u64) {
+        let what = format!("{name} to be {expected}");
+        self.until(&what, async || self.metric(name), |value| *value == expected)
+            .await;
     }
 
     pub(crate) async fn unusable_host_keys_are_errors(&self) {
@@ -308,11 +319,10 @@ async fn serve(client: &Client, registry: &Registry, folder: &Path) -> (Supervis
     });
     let api = api::serve(&mut supervisor, &shared, folder).await;
     supervisor.spawn("ssh", server.serve(shared, key, Duration::from_secs(60), drain));
-    let deadline = Instant::now() + LIMIT;
-    while !readiness.failing().is_empty() {
-        assert!(Instant::now() < deadline, "{:?}", readiness.failing());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let failing = async || Ok::<_, Infallible>(readiness.failing());
+    eventually("no failing check", LIMIT, failing, |failing| failing.is_empty())
+        .await
+        .unwrap();
     (supervisor, port, api)
 }
 

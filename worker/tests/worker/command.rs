@@ -1,11 +1,13 @@
 //! Commands that change nothing, or fail.
 
+use std::convert::Infallible;
 use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::json;
+use yoke_test_support::eventually_blocking;
 
 use crate::bundle;
 use crate::program::{PEM, call, path, report, token, worker};
@@ -282,11 +284,12 @@ fn a_worker_is_removed_where_it_was_made() {
     let mut holder = Command::new("unshare").args(["--net", "sleep", "600"]).spawn().unwrap();
     let net = format!("/proc/{}/ns/net", holder.id());
     let number = |file: &str| std::fs::metadata(file).map(|meta| (meta.dev(), meta.ino())).unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while number(&net) == number("/proc/self/ns/net") {
-        assert!(Instant::now() < deadline, "the network namespace does not exist");
-        std::thread::park_timeout(Duration::from_millis(20));
-    }
+    let own = number("/proc/self/ns/net");
+    let other = || Ok::<_, Infallible>(number(&net));
+    eventually_blocking("another network namespace", Duration::from_secs(20), other, |other| {
+        *other != own
+    })
+    .unwrap();
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     let state = json!({"name": "box-1", "server": "demo.yoke.example:443", "clusterDns": "10.96.0.10",
         "clusterDomain": "cluster.local", "id": "00c0ffed", "ephemeral": true, "drain": {"secs": 1, "nanos": 0},

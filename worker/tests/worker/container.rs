@@ -1,14 +1,16 @@
 //! A worker in a container of its published image.
 
+use std::convert::Infallible;
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::Signal;
+use yoke_test_support::{eventually, eventually_blocking};
 
 use crate::bundle;
-use crate::machine::{END_LIMIT, Machine, Worker, find_groups, members};
+use crate::machine::{END_LIMIT, Machine, Worker, find_groups, kill_groups, members};
 use crate::node::{NAME, Story};
 use crate::program::path;
 
@@ -41,11 +43,9 @@ impl<'a> Engine<'a> {
             daemon: daemon.stdout(Stdio::null()).stderr(log).spawn().unwrap(),
             group: format!("yoke-box-{}", dir.parent().unwrap().file_name().unwrap().display()),
         };
-        let deadline = Instant::now() + ENGINE_LIMIT;
-        while let Err(why) = engine.ctr(&["version"]) {
-            let log = || fs::read_to_string(dir.join("log")).unwrap();
-            assert!(Instant::now() < deadline, "{why}\n{}", log());
-            tokio::time::sleep(Duration::from_millis(100)).await;
+        let version = async || engine.ctr(&["version"]);
+        if let Err(error) = eventually("containerd to answer", ENGINE_LIMIT, version, |_| true).await {
+            panic!("{error}\n{}", fs::read_to_string(dir.join("log")).unwrap());
         }
         engine
     }
@@ -118,16 +118,13 @@ impl<'a> Engine<'a> {
 
 impl Drop for Engine<'_> {
     fn drop(&mut self) {
-        let deadline = Instant::now() + END_LIMIT;
-        while !self.groups().is_empty() && Instant::now() < deadline {
-            for group in self.groups() {
-                for pid in members(&group) {
-                    let _ = rustix::process::kill_process(pid, Signal::KILL);
-                }
-                let _ = fs::remove_dir(group);
-            }
-            std::thread::park_timeout(Duration::from_millis(50));
-        }
+        let left = || {
+            let groups = self.groups();
+            kill_groups(&groups);
+            Ok::<_, Infallible>(groups.len())
+        };
+        // Groups that remain do not fail the test.
+        let _ = eventually_blocking("the groups to be empty", END_LIMIT, left, |count| *count == 0);
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }

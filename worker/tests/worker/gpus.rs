@@ -90,7 +90,7 @@ async fn run_pod(story: &Story, name: &str, mut spec: Value) {
 async fn until_offered(story: &Story, worker: &Worker, resource: &str, count: &str) {
     until(
         worker,
-        &format!("it offers {count} of {resource}"),
+        &format!("{count} of {resource} in the Node"),
         POD_LIMIT,
         async || {
             let node = story.nodes.get(NAME).await.unwrap();
@@ -107,7 +107,7 @@ async fn until_pod(story: &Story, worker: &Worker, name: &str, is_so: impl Fn(&P
     let get = async || pods.get(name).await.unwrap();
     until(
         worker,
-        &format!("Pod {name} meets the condition"),
+        &format!("Pod {name} to meet the condition"),
         POD_LIMIT,
         async || is_so(&get().await),
     )

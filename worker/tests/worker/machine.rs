@@ -1,16 +1,18 @@
 //! A simulated machine for a worker, and the program on it.
 
+use std::convert::Infallible;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{LogParams, Patch, PatchParams};
 use kube::{Api, Client};
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
+use yoke_test_support::{eventually_blocking, eventually_some, eventually_true};
 
 use crate::bundle::{self, ECHO};
 use crate::cluster::{Cluster, create};
@@ -128,15 +130,17 @@ impl Machine {
     fn halt(&mut self) {
         let _ = self.holder.kill();
         let _ = self.holder.wait();
-        let deadline = Instant::now() + END_LIMIT;
         let own = format!("*/{}*", group_of(&self.dir));
-        while find_groups(&own)
-            .iter()
-            .any(|group| std::fs::remove_dir(group).is_err())
-            && Instant::now() < deadline
-        {
-            std::thread::park_timeout(Duration::from_millis(20));
-        }
+        // Groups that remain do not fail the test.
+        let busy = || {
+            Ok::<_, Infallible>(
+                find_groups(&own)
+                    .iter()
+                    .filter(|group| std::fs::remove_dir(group).is_err())
+                    .count(),
+            )
+        };
+        let _ = eventually_blocking("the groups to be empty", END_LIMIT, busy, |count| *count == 0);
     }
 
     /// Folder of the machine's units.
@@ -265,20 +269,13 @@ impl Machine {
 
     /// Kills what a failed test left behind, because no other test does.
     fn empty_groups(&self) {
-        let deadline = Instant::now() + END_LIMIT;
-        loop {
+        let left = || {
             let groups = self.groups("");
-            if groups.is_empty() || Instant::now() > deadline {
-                return;
-            }
-            for group in groups {
-                for pid in members(&group) {
-                    let _ = rustix::process::kill_process(pid, Signal::KILL);
-                }
-                let _ = std::fs::remove_dir(group);
-            }
-            std::thread::park_timeout(Duration::from_millis(100));
-        }
+            kill_groups(&groups);
+            Ok::<_, Infallible>(groups.len())
+        };
+        // Groups that remain do not fail the test.
+        let _ = eventually_blocking("the groups to be empty", END_LIMIT, left, |count| *count == 0);
     }
 
     /// Reports whether the drain process of `leave` runs.
@@ -331,14 +328,17 @@ impl Machine {
     /// Waits until the worker is admitted and runs a Pod.
     pub(crate) async fn join(&self, worker: &Worker, client: &Client) {
         let nodes = Api::<Node>::all(client.clone());
-        until(worker, "it joins", JOIN_LIMIT, async || {
+        until(worker, "the Node", JOIN_LIMIT, async || {
             nodes.get_opt(self.name).await.unwrap().is_some()
         })
         .await;
         let pods = json!({"spec": {"podCIDR": self.pods, "podCIDRs": [self.pods]}});
         let params = PatchParams::default();
         nodes.patch(self.name, &params, &Patch::Merge(&pods)).await.unwrap();
-        until(worker, "it is ready", JOIN_LIMIT, async || self.is_ready(&nodes).await).await;
+        until(worker, "the Node to be Ready", JOIN_LIMIT, async || {
+            self.is_ready(&nodes).await
+        })
+        .await;
         self.run_pod(worker, client).await;
     }
 
@@ -365,7 +365,7 @@ impl Machine {
         });
         create(client, "/api/v1/namespaces/default/pods", &pod).await;
         let pods = Api::<Pod>::default_namespaced(client.clone());
-        until(worker, "the Pod runs", POD_LIMIT, async || {
+        until(worker, "the Pod to run", POD_LIMIT, async || {
             let status = pods.get(self.name).await.unwrap().status.unwrap_or_default();
             let address = status.pod_ip.unwrap_or_default();
             status.phase.as_deref() == Some("Running") && address.starts_with(self.pods.trim_end_matches("0/24"))
@@ -373,7 +373,7 @@ impl Machine {
         .await;
         // This checks both directions: kube-apiserver verifies the kubelet's serving certificate,
         // and the kubelet the client certificate of kube-apiserver.
-        until(worker, "its log is read", POD_LIMIT, async || {
+        until(worker, "the log of the Pod", POD_LIMIT, async || {
             pods.logs(self.name, &LogParams::default()).await.is_ok()
         })
         .await;
@@ -462,11 +462,10 @@ fn boot(dir: &Path, network: &Network, init: Init) -> Child {
             ask.stderr(Stdio::null()).status().unwrap().success()
         }
     };
-    let deadline = Instant::now() + BOOT_LIMIT;
-    while !is_made() {
+    let made = || Ok::<_, Infallible>(is_made());
+    if let Err(error) = eventually_blocking("the machine to boot", BOOT_LIMIT, made, |made| *made) {
         let output = std::fs::read_to_string(dir.join("console.log")).unwrap();
-        assert!(Instant::now() < deadline, "the machine does not boot: {output}");
-        std::thread::park_timeout(Duration::from_millis(20));
+        panic!("{error}: {output}");
     }
     holder
 }
@@ -534,13 +533,11 @@ impl Worker {
     }
 
     pub(crate) async fn ended(&mut self) -> Option<i32> {
-        let deadline = Instant::now() + END_LIMIT;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            assert!(Instant::now() < deadline, "it does not end: {}", self.last_output());
-            tokio::time::sleep(Duration::from_millis(100)).await;
+        let child = &mut self.child;
+        let status = eventually_some("the worker to exit", END_LIMIT, async || child.try_wait().unwrap());
+        match status.await {
+            Ok(status) => status.code(),
+            Err(error) => panic!("{error}: {}", self.last_output()),
         }
     }
 }
@@ -554,19 +551,28 @@ impl Drop for Worker {
                 std::thread::park_timeout(Duration::from_millis(500));
             }
         }
-        let deadline = Instant::now() + END_LIMIT;
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
-            std::thread::park_timeout(Duration::from_millis(100));
-        }
+        let exited = || Ok::<_, Infallible>(!matches!(self.child.try_wait(), Ok(None)));
+        // A worker that does not exit is killed.
+        let _ = eventually_blocking("the worker to exit", END_LIMIT, exited, |exited| *exited);
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
+/// Kills the members of groups, and removes the groups that are empty.
+pub(crate) fn kill_groups(groups: &[PathBuf]) {
+    for group in groups {
+        for pid in members(group) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+        let _ = std::fs::remove_dir(group);
+    }
+}
+
+/// Waits until a condition holds. `what` completes the sentence "waited for …". A failure shows
+/// the last output of the worker.
 pub(crate) async fn until(worker: &Worker, what: &str, limit: Duration, holds: impl AsyncFn() -> bool) {
-    let deadline = Instant::now() + limit;
-    while !holds().await {
-        assert!(Instant::now() < deadline, "{what}: {}", worker.last_output());
-        tokio::time::sleep(Duration::from_millis(200)).await;
+    if let Err(error) = eventually_true(what, limit, holds).await {
+        panic!("{error}: {}", worker.last_output());
     }
 }

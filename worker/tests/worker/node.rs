@@ -13,6 +13,7 @@ use kube::{Api, Client};
 use rcgen::DnType;
 use rustix::process::Signal;
 use serde_json::json;
+use yoke_test_support::eventually_some;
 
 use crate::cluster::{Cluster, create};
 use crate::machine::{END_LIMIT, Init, JOIN_LIMIT, Machine, Worker, members, until};
@@ -206,20 +207,15 @@ async fn a_killed_worker_leaves_the_cluster() {
     story.wait_joined(&worker).await;
     worker.signal(Signal::KILL);
     assert_eq!(worker.ended().await, None);
-    let until_then = Instant::now() + END_LIMIT;
-    loop {
+    // The first worker exits by itself.
+    let left = eventually_some("`leave` to succeed", END_LIMIT, async || {
         let mut leave = story.machine.start("leave", &["leave"]);
         let (code, output) = (leave.ended().await, leave.output());
-        if code == Some(0) {
-            return story.assert_gone(&output).await;
-        }
-        // The first worker exits by itself.
-        assert!(
-            output.contains("is running, or another command changes it") && Instant::now() < until_then,
-            "{output}"
-        );
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
+        let is_busy = output.contains("is running, or another command changes it");
+        assert!(code == Some(0) || is_busy, "{output}");
+        (code == Some(0)).then_some(output)
+    });
+    story.assert_gone(&left.await.unwrap()).await;
 }
 
 #[tokio::test]
@@ -232,7 +228,7 @@ async fn certificates_renew_by_themselves() {
         // The certificates of this moment have expired by then.
         let ended = Timestamp::now() + LIFETIME;
         let leases = Api::<Lease>::namespaced(story.client.clone(), "kube-node-lease");
-        until(&worker, "its Lease is newer", JOIN_LIMIT, async || {
+        until(&worker, "a newer Lease of the Node", JOIN_LIMIT, async || {
             let lease = leases.get_opt(NAME).await.unwrap();
             let heard = lease.and_then(|lease| lease.spec?.renew_time);
             heard.is_some_and(|time| time.0 > ended)
@@ -311,15 +307,20 @@ async fn a_worker_with_a_new_node_starts_over() {
     story.wait_joined(&worker).await;
     let first = story.nodes.get(NAME).await.unwrap().metadata.uid;
     story.remove_node().await;
-    until(&worker, "it sees that", END_LIMIT, async || {
-        worker
-            .output()
-            .contains("was deleted; restart this worker to register a new Node")
-    })
+    until(
+        &worker,
+        "the worker to report the deleted Node",
+        END_LIMIT,
+        async || {
+            worker
+                .output()
+                .contains("was deleted; restart this worker to register a new Node")
+        },
+    )
     .await;
     story.machine.kill_kubelet();
     story.machine.pods = "10.232.8.0/24";
-    until(&worker, "it starts over", END_LIMIT, async || {
+    until(&worker, "the worker to register a new Node", END_LIMIT, async || {
         worker
             .output()
             .contains("the kubelet registered a new one; registering a new Node")
@@ -346,7 +347,7 @@ async fn a_worker_that_is_ended_at_once_leaves_the_cluster() {
     let mut worker = story.machine.run(&["--rm"]);
     story.wait_joined(&worker).await;
     worker.signal(Signal::INT);
-    until(&worker, "it ends", END_LIMIT, async || {
+    until(&worker, "the worker to start its exit", END_LIMIT, async || {
         worker.output().contains("press Ctrl-C again to kill it")
     })
     .await;
@@ -374,13 +375,13 @@ async fn a_protected_pod_stops_before_its_node_is_deleted() {
     };
     assert_ne!(running(), 0, "control");
     worker.signal(Signal::TERM);
-    until(&worker, "it gives up", END_LIMIT, async || {
+    until(&worker, "the drain to end", END_LIMIT, async || {
         worker.output().contains("some Pods are still on Node")
     })
     .await;
     // The worker tries to delete the Node for a while.
     story.cluster.signal(Signal::STOP);
-    until(&worker, "the Pod ends", END_LIMIT, async || running() == 0).await;
+    until(&worker, "the Pod to end", END_LIMIT, async || running() == 0).await;
     assert_eq!(worker.child.try_wait().unwrap(), None, "{}", worker.output());
     assert!(!worker.output().contains("cannot delete Node"), "{}", worker.output());
     story.cluster.signal(Signal::CONT);
@@ -407,7 +408,7 @@ async fn a_worker_continues_and_leaves() {
 
     let mut again = story.machine.start("again", &["run"]);
     let joined = format!("this machine is Node {NAME}");
-    until(&again, "it continues", JOIN_LIMIT, async || {
+    until(&again, "the worker to continue", JOIN_LIMIT, async || {
         again.output().contains(&joined)
     })
     .await;
@@ -422,14 +423,14 @@ async fn a_worker_continues_and_leaves() {
     assert_eq!(again.end().await, Some(0), "{}", again.output());
 
     let mut killed = story.machine.start("killed", &["leave"]);
-    until(&killed, "it drains", JOIN_LIMIT, async || {
+    until(&killed, "the drain to start", JOIN_LIMIT, async || {
         killed.output().contains("draining; Pods left")
     })
     .await;
     killed.signal(Signal::KILL);
     assert_eq!(killed.ended().await, None);
     let lock = std::fs::File::open(story.machine.root().join("lock")).unwrap();
-    until(&killed, "its part has ended", END_LIMIT, async || {
+    until(&killed, "the lock of the killed worker", END_LIMIT, async || {
         lock.try_lock().is_ok()
     })
     .await;

@@ -59,7 +59,7 @@ pub(crate) async fn pod_address(client: &Client, name: &str) -> String {
 }
 
 pub(crate) async fn until_reached(worker: &Worker, from: &Machine, address: &str) {
-    until(worker, "the Pod is reached", MEET_LIMIT, async || {
+    until(worker, "an answer of the Pod", MEET_LIMIT, async || {
         from.pod_reaches(address)
     })
     .await;
@@ -119,9 +119,12 @@ async fn pods_of_two_workers_reach_each_other() {
     assert!(two.pod_reaches(&here), "and back: {}", second.last_output());
     // The worker reconciles its table once a minute.
     one.network.ask("nft", &["flush", "ruleset"]);
-    until(&first, "the table is there again", MEET_LIMIT * 2, async || {
-        one.network.ask("nft", &["list", "tables"]).contains("yoke-worker-")
-    })
+    until(
+        &first,
+        "the nftables table to exist again",
+        MEET_LIMIT * 2,
+        async || one.network.ask("nft", &["list", "tables"]).contains("yoke-worker-"),
+    )
     .await;
     allow_only(&two.pod_network(), &here);
     let before = one.sent();
@@ -145,10 +148,15 @@ async fn pods_of_two_workers_reach_each_other() {
         "spec": {"podCIDR": "10.232.8.0/25", "podCIDRs": ["10.232.8.0/25"]},
     });
     create(&client, "/api/v1/nodes", &evil).await;
-    until(&first, "it is left out", MEET_LIMIT, async || {
-        let output = first.output();
-        output.contains("cannot reach Pods of Node evil: its Pod range overlaps the one of Node two")
-    })
+    until(
+        &first,
+        "the report of the overlapping Pod range",
+        MEET_LIMIT,
+        async || {
+            let output = first.output();
+            output.contains("cannot reach Pods of Node evil: its Pod range overlaps the one of Node two")
+        },
+    )
     .await;
     assert!(
         one.pod_reaches(&there),
@@ -161,10 +169,13 @@ async fn pods_of_two_workers_reach_each_other() {
     // A worker that is killed: its Pods keep running, and their traffic takes no other path.
     first.signal(Signal::KILL);
     assert_eq!(first.ended().await, None);
-    until(&first, "its device goes", END_LIMIT, async || !one.has_device()).await;
+    until(&first, "the device to be removed", END_LIMIT, async || {
+        !one.has_device()
+    })
+    .await;
     assert!(!one.pod_reaches(&there), "there is no tunnel");
     let mut again = one.start("again", &["run"]);
-    until(&again, "it continues", JOIN_LIMIT, async || {
+    until(&again, "the worker to continue", JOIN_LIMIT, async || {
         again.output().contains("this machine is Node one")
     })
     .await;
@@ -175,7 +186,7 @@ async fn pods_of_two_workers_reach_each_other() {
     assert_eq!(second.end().await, Some(0), "{}", second.last_output());
     assert!(!two.root().exists(), "{}", second.output());
     assert_left(&two, &client, &second.output()).await;
-    until(&again, "its range is forgotten", MEET_LIMIT, async || {
+    until(&again, "the route to be removed", MEET_LIMIT, async || {
         let routes = one.network.ask("ip", &["route"]);
         !routes.contains("10.232.8.")
     })

@@ -44,13 +44,13 @@ impl Story {
     /// Waits until only a CNI plugin is missing, and checks that the worker has created nothing for
     /// Pods.
     async fn until_unconnected(&self, worker: &Worker) {
-        until(worker, "its Node waits for a plugin", JOIN_LIMIT, async || {
+        until(worker, "the Node to wait for a plugin", JOIN_LIMIT, async || {
             let not_ready_reason = self.not_ready_reason().await.unwrap_or_default();
             not_ready_reason.starts_with("container runtime network not ready")
                 && not_ready_reason.contains("NetworkPluginNotReady")
         })
         .await;
-        until(worker, "it is admitted", JOIN_LIMIT, async || {
+        until(worker, "the worker to be admitted", JOIN_LIMIT, async || {
             !self.machine.root().join("config/bootstrap.kubeconfig").exists()
         })
         .await;
@@ -82,7 +82,7 @@ impl Story {
 
     async fn until_connected(&self, worker: &Worker) {
         self.connect();
-        until(worker, "it is ready", JOIN_LIMIT, async || {
+        until(worker, "the Node to be Ready", JOIN_LIMIT, async || {
             self.machine.is_ready(&self.nodes).await
         })
         .await;
@@ -112,12 +112,12 @@ impl Story {
         });
         create(&self.client, "/api/v1/namespaces/default/pods", &pod).await;
         let pods = Api::<Pod>::default_namespaced(self.client.clone());
-        until(worker, "the installer has run", POD_LIMIT, async || {
+        until(worker, "the installer to succeed", POD_LIMIT, async || {
             let status = pods.get(INSTALLER).await.unwrap().status.unwrap_or_default();
             status.phase.as_deref() == Some("Succeeded")
         })
         .await;
-        until(worker, "its log is read", POD_LIMIT, async || {
+        until(worker, "the log of the installer", POD_LIMIT, async || {
             let output = pods.logs(INSTALLER, &LogParams::default()).await.unwrap_or_default();
             output.contains("supportedVersions")
         })

@@ -1,9 +1,12 @@
 //! A worker under a real systemd joins, is restarted, starts at boot, and leaves nothing behind.
 
+use std::convert::Infallible;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use yoke_test_support::eventually;
 
 use crate::bundle;
 use crate::machine::{Init, Worker, members, until};
@@ -61,14 +64,12 @@ impl Story {
 
     /// Waits until the unit has another main process and is active.
     async fn until_restarted(&self, main: &str) {
-        let deadline = Instant::now() + START_LIMIT;
-        while self.show("ActiveState") != "active" || self.show("MainPID") == main {
-            assert!(
-                Instant::now() < deadline,
-                "it is not active: {}",
-                self.machine.journal()
-            );
-            tokio::time::sleep(Duration::from_millis(200)).await;
+        let state = async || Ok::<_, Infallible>((self.show("ActiveState"), self.show("MainPID")));
+        let restarted = eventually("another main process", START_LIMIT, state, |(state, process)| {
+            state == "active" && process != main
+        });
+        if let Err(error) = restarted.await {
+            panic!("{error}: {}", self.machine.journal());
         }
     }
 
@@ -85,10 +86,12 @@ impl Story {
 
     /// Waits for a response of a Pod, which needs a network and so a complete worker.
     async fn until_pod_answers(&self) {
-        let deadline = Instant::now() + START_LIMIT;
-        while self.try_pod().map(|output| output.trim().to_owned()).as_deref() != Ok(NAME) {
-            assert!(Instant::now() < deadline, "no answer: {}", self.machine.journal());
-            tokio::time::sleep(Duration::from_millis(200)).await;
+        let answer = async || self.try_pod();
+        let answered = eventually("an answer of the Pod", START_LIMIT, answer, |output| {
+            output.trim() == NAME
+        });
+        if let Err(error) = answered.await {
+            panic!("{error}: {}", self.machine.journal());
         }
     }
 }
@@ -145,7 +148,7 @@ async fn a_worker_is_admitted_after_a_reboot() {
     let mut story = Story::begin_with(dir.path(), Init::Systemd).await;
     // No certificate is signed yet.
     let join = story.machine.join_for_good();
-    until(&join, "it waits", START_LIMIT, async || {
+    until(&join, "the worker to wait", START_LIMIT, async || {
         join.output().contains("waiting: ")
     })
     .await;

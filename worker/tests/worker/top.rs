@@ -5,6 +5,7 @@
 //!  kubectl ─▶ kube-apiserver ═ unix socket ═ konnectivity-server ═ agents on both ─▶ kube-proxy ─▶ metrics-server ─▶ kubelets
 //! ```
 
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use kube::{Api, Client};
 use rcgen::{DnType, ExtendedKeyUsagePurpose};
 use serde_json::{Value, json};
 use yoke_test_support::kubernetes::OWNER_TOKEN;
-use yoke_test_support::{Process, free_port};
+use yoke_test_support::{Process, eventually, free_port};
 
 use crate::bundle::{self, bin};
 use crate::cluster::{Cluster, create};
@@ -254,7 +255,7 @@ async fn turn_on(cluster: &Cluster, kubelets: &Authority, worker: &Worker, node:
     }
     let pods = Api::<Pod>::namespaced(client.clone(), NAMESPACE);
     let address = async || pods.get(NAME).await.unwrap().status?.pod_ip;
-    until(worker, "metrics-server has an address", POD_LIMIT, async || {
+    until(worker, "an address of metrics-server", POD_LIMIT, async || {
         address().await.is_some()
     })
     .await;
@@ -315,7 +316,7 @@ async fn kubectl_top_knows_both_workers() {
     let (mut first, mut second) = (one.run(&[]), two.run(&["--rm"]));
     let machine = Path::new("/run/netns").join(&one.network.namespace);
     let _near = doors.start_addon_programs(&one, &machine, &one.network.worker);
-    until(&second, "it has a network", JOIN_LIMIT, async || {
+    until(&second, "the network of the second worker", JOIN_LIMIT, async || {
         two.own_network().is_some()
     })
     .await;
@@ -325,16 +326,11 @@ async fn kubectl_top_knows_both_workers() {
     turn_on(&cluster, &signers.1, &first, "one").await;
     // Each Node has a Pod of the same name.
     for what in ["nodes", "pods"] {
-        let begun = Instant::now();
-        let mut output = top(&kubeconfig, what);
-        while !["one", "two"].iter().all(|name| has_usage(&output, name)) {
-            assert!(
-                begun.elapsed() < JOIN_LIMIT,
-                "top {what:?}: {output}\n{}",
-                first.last_output()
-            );
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            output = top(&kubeconfig, what);
+        let usage = async || Ok::<_, Infallible>(top(&kubeconfig, what));
+        let has_both = |output: &String| ["one", "two"].iter().all(|name| has_usage(output, name));
+        let shown = eventually(&format!("usage of both {what}"), JOIN_LIMIT, usage, has_both);
+        if let Err(error) = shown.await {
+            panic!("{error}\n{}", first.last_output());
         }
     }
     for worker in [&mut first, &mut second] {

@@ -56,7 +56,8 @@ impl Story {
     }
 
     async fn until_said(&self, worker: &Worker, output: &str) {
-        until(worker, output, LIMIT, async || self.state().await.0.starts_with(output)).await;
+        let what = format!("the report {output:?}");
+        until(worker, &what, LIMIT, async || self.state().await.0.starts_with(output)).await;
     }
 
     fn stage(&self) -> Option<String> {
@@ -66,7 +67,8 @@ impl Story {
 
     /// Kills the worker at this stage, and starts it again.
     async fn kill_at(&self, mut worker: Worker, stage: &str, name: &str) -> Worker {
-        until(&worker, stage, LIMIT, async || self.stage().as_deref() == Some(stage)).await;
+        let what = format!("the stage {stage:?}");
+        until(&worker, &what, LIMIT, async || self.stage().as_deref() == Some(stage)).await;
         worker.signal(Signal::KILL);
         assert_eq!(worker.ended().await, None);
         self.machine.start(name, &["run"])
@@ -87,7 +89,7 @@ impl Story {
     /// Waits until temporary files are removed, at the end of an upgrade.
     async fn assert_tidy(&self, worker: &Worker) {
         let bin = self.machine.root().join("bin");
-        until(worker, "nothing is being done", LIMIT, async || {
+        until(worker, "the end of the upgrade", LIMIT, async || {
             let left = ["kubelet.next", "kubelet.previous"];
             self.stage().is_none() && !left.iter().any(|name| bin.join(name).exists())
         })
@@ -120,7 +122,7 @@ async fn a_kubelet_is_replaced() {
     keep_pods(&story).await;
     story.ask(Some(other), "30s").await;
     story.until_said(&worker, "v1.35.3 Draining").await;
-    until(&worker, "nothing new is put there", LIMIT, async || {
+    until(&worker, "the Node to be cordoned", LIMIT, async || {
         story.state().await.2
     })
     .await;
@@ -137,7 +139,7 @@ async fn a_kubelet_is_replaced() {
     story.machine.run_pod(&worker, &story.client).await;
     story.ask(Some(OWN), "1h").await;
     let worker = story.kill_at(worker, "Draining", "second").await;
-    until(&worker, "it drains again", LIMIT, async || {
+    until(&worker, "another drain", LIMIT, async || {
         worker.output().contains("cannot evict Pod")
     })
     .await;

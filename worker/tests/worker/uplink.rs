@@ -203,7 +203,7 @@ async fn a_deleted_link_is_created_again() {
         .network
         .ask("sysctl", &["-w", "net.ipv4.conf.eth0.forwarding=0"]);
     assert!(connect_in(&own, api).is_none(), "control");
-    until(&worker, "it leads out again", END_LIMIT, async || {
+    until(&worker, "a connection through the uplink", END_LIMIT, async || {
         connect_in(&own, api).is_some()
     })
     .await;
@@ -231,7 +231,7 @@ async fn a_folder_is_used_again_at_once() {
     assert_eq!(second.ended().await, None);
     story.remove_pod().await;
     let mut third = machine.run(&["--rm"]);
-    until(&third, "it has a way out", JOIN_LIMIT, async || {
+    until(&third, "the table of the uplink", JOIN_LIMIT, async || {
         machine.tables().is_disjoint(&tables) && machine.tables().len() == 1
     })
     .await;
@@ -308,7 +308,7 @@ async fn workers_are_side_by_side() {
     assert_eq!(third.end().await, Some(0), "{}", third.last_output());
     assert_eq!(kept.tables().len(), 1);
     let mut fourth = three.run(&["--rm"]);
-    until(&fourth, "what was left is removed", JOIN_LIMIT, async || {
+    until(&fourth, "the remains to be removed", JOIN_LIMIT, async || {
         kept.tables().is_disjoint(&tables) && kept.tables().len() == 1
     })
     .await;
@@ -316,7 +316,7 @@ async fn workers_are_side_by_side() {
     let mut leave = two.start("leave", &["leave"]);
     assert_eq!(leave.ended().await, Some(0), "{}", leave.output());
     // The permanent worker detects that the others have left.
-    until(&first, "all is as before", END_LIMIT, async || {
+    until(&first, "the machine to be as before", END_LIMIT, async || {
         kept.snapshot() == before
     })
     .await;

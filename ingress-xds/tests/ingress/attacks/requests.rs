@@ -50,7 +50,7 @@ pub(super) async fn run(stage: &Stage, failed: &mut Vec<String>) -> usize {
             let bearer = stage.bearer(usize::from(cluster.config.id == b.config.id));
             (stage.status(&bearer).await == StatusCode::OK).then_some(())
         };
-        eventually("it is at home again", PATIENCE, reached).await;
+        eventually("the cluster to be served again", PATIENCE, reached).await;
     }
     names.len() * 2
 }
@@ -93,7 +93,7 @@ async fn is_believed(stage: &Stage, server: &ApiServer, name: &str) -> Option<St
     let there = a.clone().at(&[&server.address.ip().to_string()], a.port);
     stage.xds().apply(&there).await;
     let config = stage.root.client_of(name);
-    let (result, _) = eventually("A's name leads to the server", PATIENCE, async || {
+    let (result, _) = eventually("the name of A to lead to the server", PATIENCE, async || {
         let result = open(stage.envoy.ingress, &a.public_name(), &config).await;
         (server.connections() > before).then_some(result)
     })
@@ -119,7 +119,7 @@ async fn is_used(stage: &Stage, server: &ApiServer, name: &str) -> Option<String
     stage.xds().apply(&there).await;
     let bearer = stage.bearer(1);
     let mut client: Client = stage.client(Http::Two).await;
-    let (answer, _) = eventually("B's name leads to the server", PATIENCE, async || {
+    let (answer, _) = eventually("the name of B to lead to the server", PATIENCE, async || {
         let answer = client.ask(get(Some(&bearer))).await.unwrap();
         (server.connections() > before).then_some(answer)
     })

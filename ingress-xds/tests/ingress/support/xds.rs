@@ -241,7 +241,7 @@ impl Site {
         // A program that another test starts has a copy of the previous server's socket until it is
         // executed.
         let bind = async || Server::bind(self.address).await.ok();
-        let (server, _) = eventually("the server listens", PATIENCE, bind).await;
+        let (server, _) = eventually("the server to listen", PATIENCE, bind).await;
         let address = server.local_address();
         let serving = server.serve(ServerContext {
             snapshots,

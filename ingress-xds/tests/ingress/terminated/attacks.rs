@@ -152,7 +152,7 @@ async fn invalid_tokens_are_refused() {
         assert_status("the header twice", &answer, 401, "Unauthorized");
     }
     assert_eq!(stage.requests(), [0, 0], "nobody was reached");
-    let (lines, _) = eventually("the access log says why", PATIENCE, async || {
+    let (lines, _) = eventually("the reason in the access log", PATIENCE, async || {
         let lines = stage.envoy.access_log();
         let told = lines.iter().any(|line| line["verdict"] == "token_signature");
         told.then_some(lines)

@@ -27,7 +27,7 @@ async fn an_extra_name_wakes_its_cluster() {
     let b = night.stage.clusters[1].clone().with_extra_names(&[FURTHER]);
     night.stage.xds().apply(&b.asleep(on_connect(Callers::Any))).await;
     night.stage.xds().show_asleep(&night.stage.clusters[1], &to_b).await;
-    eventually("B has its own", PATIENCE, async || {
+    eventually("an answer of the activator for B", PATIENCE, async || {
         let name = night.stage.clusters[1].public_name();
         let answer = night.try_ask(&name, &nobody, Http::One, None).await.ok()?;
         (told(&answer).0 == StatusCode::SERVICE_UNAVAILABLE).then_some(())
@@ -39,7 +39,7 @@ async fn an_extra_name_wakes_its_cluster() {
         "A has no certificate for it"
     );
     night.stage.xds().show_asleep(&night.a, &to_a).await;
-    eventually("strangers are answered", PATIENCE, async || {
+    eventually("an answer to an unauthenticated client", PATIENCE, async || {
         let answer = night.try_ask(FURTHER, &only_a, Http::Two, None).await.ok()?;
         assert_eq!(told(&answer), (StatusCode::UNAUTHORIZED, None));
         Some(())
@@ -53,14 +53,14 @@ async fn an_extra_name_wakes_its_cluster() {
     assert_eq!(night.stage.xds().wake().await.cluster, "a");
     night.a = awake;
     night.tell(None).await;
-    eventually("the API answers", PATIENCE, async || {
+    eventually("an answer of the API", PATIENCE, async || {
         let answer = night.try_ask(FURTHER, &admin, Http::Two, None).await.ok()?;
         (answer.status == StatusCode::OK && answer.body["cluster"] == "a").then_some(())
     })
     .await;
     // The public name has the certificate for all clusters.
     night.tell(Some(on_connect(Callers::Authenticated))).await;
-    eventually("it sleeps again", PATIENCE, async || {
+    eventually("the cluster to be asleep again", PATIENCE, async || {
         let name = night.a.public_name();
         let answer = night.try_ask(&name, &nobody, Http::One, None).await.ok()?;
         (answer.status == StatusCode::UNAUTHORIZED).then_some(())
@@ -86,14 +86,14 @@ async fn the_activator_of_another_replica_answers() {
     other.list(&[&asleep, &night.stage.clusters[1]]).await;
     first.set_replicas(&["127.0.0.1", "127.0.0.9"]).await;
     let nobody = night.stage.root.client(None);
-    eventually("both answer", PATIENCE, async || {
+    eventually("answers of both replicas", PATIENCE, async || {
         night.ask(&nobody, Http::One, None).await;
         let answers = "yoke_ingress_xds_sleeper_answers_total{answer=\"no_identity\"}";
         (other.metric(answers) > 0).then_some(())
     })
     .await;
     first.lose_activator();
-    eventually("one is gone", PATIENCE, async || {
+    eventually("one replica to stop listening", PATIENCE, async || {
         TcpStream::connect(first.activator).await.err()
     })
     .await;
@@ -112,7 +112,7 @@ async fn a_terminating_replica_answers_until_envoy_knows() {
     let night = Night::new(on_connect(Callers::Authenticated)).await;
     let xds = night.stage.xds();
     xds.drain();
-    eventually("it serves Envoy no more", PATIENCE, async || {
+    eventually("the xDS port to close", PATIENCE, async || {
         TcpStream::connect(xds.address).await.err()
     })
     .await;

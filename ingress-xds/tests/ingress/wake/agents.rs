@@ -99,7 +99,7 @@ async fn ignored_user_agents_wake_nothing_with_callers_any() {
     night.tell(Some(ignoring(Callers::Any, &IGNORED))).await;
     let nobody = night.stage.root.client(None);
     for http in BOTH {
-        eventually("anybody may wake it", PATIENCE, async || {
+        eventually("all callers to be allowed to wake the cluster", PATIENCE, async || {
             let answer = ask(&night, &nobody, http, b"k9s/v0.50.6", None).await;
             (told(&answer).0 == StatusCode::SERVICE_UNAVAILABLE).then(|| {
                 assert_eq!(told(&answer).1, Some("10"), "{http:?}");

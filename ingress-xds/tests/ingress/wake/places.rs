@@ -41,7 +41,7 @@ async fn silent_clients_make_room() {
         let stream = TcpStream::connect(night.stage.envoy.ingress).await.unwrap();
         silent.push(open_over(stream, &name, &config).await.unwrap());
     }
-    eventually("all are there", PATIENCE, async || {
+    eventually("the handshakes of all clients", PATIENCE, async || {
         (night.stage.xds().metric(handshakes) >= before + STRANGERS as u64).then_some(())
     })
     .await;
@@ -76,7 +76,7 @@ async fn unauthenticated_clients_that_wake_it_leave_room() {
         }
     });
     let asking = async {
-        eventually("all are there", PATIENCE, async || {
+        eventually("the handshakes of all clients", PATIENCE, async || {
             (night.stage.xds().metric(handshakes) >= before + STRANGERS as u64).then_some(())
         })
         .await;
@@ -113,7 +113,7 @@ async fn a_caller_without_slot_still_wakes_the_cluster() {
     let node = night.with(&night.stage.authorities[0].leaf("system:node:worker", &[]));
     let busy = "yoke_ingress_xds_sleeper_answers_total{answer=\"busy\"}";
     let mut nodes = vec![];
-    eventually("there is no place", PATIENCE, async || {
+    eventually("the activator to be busy", PATIENCE, async || {
         let stream = TcpStream::connect(activator).await.unwrap();
         // One client too many may be cut off in the middle.
         nodes.push(open_over(stream, &name, &node).await.ok());
@@ -158,7 +158,7 @@ async fn a_cancelled_request_frees_the_slot() {
         answer = client.ask(get(None)) => panic!("who may wake it is held: {answer:?}"),
         wake = night.stage.xds().wake() => assert_eq!(wake.cluster, "a"),
     }
-    eventually("the connection ends", PATIENCE, async || {
+    eventually("the connection to close", PATIENCE, async || {
         client.is_closed().then_some(())
     })
     .await;

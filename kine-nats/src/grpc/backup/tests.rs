@@ -6,7 +6,9 @@ use crate::metrics::Metrics;
 use crate::mvcc::Mvcc;
 use crate::quota::Quota;
 use crate::state::State;
+use std::convert::Infallible;
 use tokio::sync::watch;
+use yoke_test_support::eventually;
 
 fn node(bytes: usize) -> (Node, Arc<Store>) {
     let mut state = State::new(Mvcc::new());
@@ -55,9 +57,15 @@ async fn concurrent_backups_are_limited() {
     let error = node.back_up(Arc::clone(&store), false).await.err().unwrap();
     assert_eq!(error.message(), "etcdserver: too many requests");
     drop(first);
-    while node.backups.available_permits() == 0 {
-        tokio::task::yield_now().await;
-    }
+    let permits = async || Ok::<_, Infallible>(node.backups.available_permits());
+    eventually(
+        "the permit of the dropped backup",
+        Duration::from_secs(30),
+        permits,
+        |permits| *permits > 0,
+    )
+    .await
+    .unwrap();
     let third = node.back_up(store, false).await.unwrap();
     assert!(third.all(async |piece| piece.is_ok()).await && second.all(async |piece| piece.is_ok()).await);
 }

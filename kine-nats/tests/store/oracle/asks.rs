@@ -132,7 +132,7 @@ impl Oracle {
         let all = join_all(self.ours.iter().map(member)).await;
         let all: BTreeSet<_> = all.into_iter().map(|(id, _)| id).collect();
         for client in &self.ours {
-            eventually("all processes are heard of, and no other", || async {
+            eventually("each process to list all processes, and no other", || async {
                 let listed = member_list(client, request).await;
                 for member in &listed {
                     assert_eq!(form(&theirs[0]), form(member), "{}: {member:?}", self.what);

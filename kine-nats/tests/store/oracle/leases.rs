@@ -122,7 +122,7 @@ async fn hear(mut client: Client, after: i64, keys: usize) -> Vec<End> {
 /// Compares the responses to requests with the ids of expired leases.
 async fn afterwards(oracle: &mut Oracle, revision: i64) {
     for client in [slice::from_ref(&oracle.etcd), oracle.ours.as_slice()].concat() {
-        eventually("only one lease is left", || async {
+        eventually("the lasting lease to be the only one", || async {
             let listed = client.clone().lease.lease_leases(pb::LeaseLeasesRequest {}).await;
             let left: Vec<_> = listed.unwrap().into_inner().leases;
             (left == [pb::LeaseStatus { id: LASTING }]).then_some(())

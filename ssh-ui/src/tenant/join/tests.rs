@@ -1,5 +1,6 @@
 //! The life of a JoinToken, against a host in memory.
 
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 
 use http::{Method, Request, Response};
@@ -8,6 +9,7 @@ use kube::client::Body;
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 use tower::service_fn;
+use yoke_test_support::eventually;
 use yoke_view::progress::PATIENCE;
 
 use super::*;
@@ -218,12 +220,10 @@ async fn token_is_deleted_when_the_client_disconnects() {
         let ended = tokio::time::timeout(Duration::from_secs(1), joining).await;
         assert!(ended.is_err(), "{rule}");
         let _lines = hears.then_some(lines);
-        let deleted = async {
-            while seen.lock().unwrap().methods.last() != Some(&Method::DELETE) {
-                tokio::time::sleep(PAUSE).await;
-            }
-        };
-        let deleted = tokio::time::timeout(PATIENCE / 2, deleted).await;
-        assert!(deleted.is_ok(), "{rule}");
+        let last = async || Ok::<_, Infallible>(seen.lock().unwrap().methods.last().cloned());
+        let what = format!("the deletion of the JoinToken: {rule}");
+        eventually(&what, PATIENCE / 2, last, |last| *last == Some(Method::DELETE))
+            .await
+            .unwrap();
     }
 }
