@@ -113,7 +113,8 @@ LINTS = RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/.cargo/clippy $(CARGO) check --workspa
 RULES = $(CARGO) xtask check
 
 # The unit tests are built from the same packages as those of `test`, so cargo chooses the same features and builds
-# nothing twice. They need no third-party program except openssl, which `tools` installs with Debian's packages.
+# nothing twice. They need two programs of Debian's packages, which `tools` installs: openssl (yoke-pki) and
+# systemd-analyze (yoke-worker).
 .PHONY: check
 check: ## Format, lint and unit-test; under two minutes after a small change
 	@dev/toolchains.sh $(CACHE)/toolchains
