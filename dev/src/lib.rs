@@ -210,15 +210,7 @@ async fn run(verb: Verb) -> anyhow::Result<ExitCode> {
             supervisor::client::request(&layout, &Request::Restart(name)).await?;
             Ok(ExitCode::SUCCESS)
         }
-        Verb::Supervise { unguarded, node } => {
-            let layout = layout.for_node(node);
-            if unguarded {
-                supervisor::daemon::run(layout).await?;
-            } else {
-                supervisor::daemon::guard(&layout).await?;
-            }
-            Ok(ExitCode::SUCCESS)
-        }
+        Verb::Supervise { unguarded, node } => supervise(layout.for_node(node), unguarded).await,
     }
 }
 
@@ -237,6 +229,15 @@ async fn export_images(layout: &Layout, profile: Profile) -> anyhow::Result<Exit
     }
     let value = serde_json::json!({"worker": {"digests": digests}});
     steps::print_line(&format!("value of the chart, for join commands:\n{value}"));
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn supervise(layout: Layout, unguarded: bool) -> anyhow::Result<ExitCode> {
+    if unguarded {
+        supervisor::daemon::run(layout).await?;
+    } else {
+        supervisor::daemon::guard(&layout).await?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 

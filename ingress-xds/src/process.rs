@@ -11,7 +11,7 @@ use kube::Client;
 use tokio::sync::{mpsc, watch};
 use yoke_api::names::is_domain;
 use yoke_runtime::host_api::{build_client, configure};
-use yoke_runtime::tls::Reload;
+use yoke_runtime::tls::{Reload, TlsConfigs};
 use yoke_runtime::{Drain, Endpoint, Metrics as Registry, Readiness, Supervisor};
 
 use crate::activator::tls::{Certificates, build_configs, update_certificates};
@@ -55,13 +55,7 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let server = Server::bind(arguments.listen_xds).await?;
     supervisor.spawn_background("endpoint", endpoint.serve(registry.clone(), readiness, drain.clone()));
 
-    let files = files_in(&arguments.tls_dir, &arguments.client_ca);
-    let (reload, tls) = Reload::load(files).await?;
-    supervisor.spawn(
-        "certificates",
-        reload_certificates(reload, metrics.clone(), drain.clone()),
-    );
-
+    let tls = spawn_certificates(&mut supervisor, &arguments, &metrics, &drain).await?;
     let rules = arguments.rules();
     let base = match &arguments.base_config_map {
         Some(_) => Tracker::new(&arguments.envoy_port),
@@ -99,6 +93,20 @@ pub async fn run(arguments: Arguments) -> anyhow::Result<()> {
     };
     supervisor.spawn("xds", server.serve(context));
     Ok(supervisor.run().await?)
+}
+
+/// Loads the server's certificate and the CA of its clients, and starts to follow changes of their files.
+async fn spawn_certificates(
+    supervisor: &mut Supervisor,
+    arguments: &Arguments,
+    metrics: &Metrics,
+    drain: &Drain,
+) -> anyhow::Result<TlsConfigs> {
+    let files = files_in(&arguments.tls_dir, &arguments.client_ca);
+    let (reload, tls) = Reload::load(files).await?;
+    let reloading = reload_certificates(reload, metrics.clone(), drain.clone());
+    supervisor.spawn("certificates", reloading);
+    Ok(tls)
 }
 
 /// Starts the watches of host objects whose events the routing table needs in any case.

@@ -83,8 +83,7 @@ impl LayersFile {
         let count = |word: &str| word.parse().map_err(|_| format!("{word} is not a number"));
         match words.as_slice() {
             ["cycle", name, size] => {
-                let known = self.cycles.insert((*name).to_owned(), count(size)?);
-                if known.is_some() {
+                if self.cycles.insert((*name).to_owned(), count(size)?).is_some() {
                     return Err(format!("the cycle of {name} is listed twice"));
                 }
             }

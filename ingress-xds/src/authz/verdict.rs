@@ -107,9 +107,9 @@ impl RequestRefusal {
         }
     }
 
-    /// The answer as a Kubernetes `Status`. It does not say why a token is not valid.
-    pub fn to_status(self) -> Status {
-        let (code, reason, message) = match self {
+    /// HTTP status code, reason and message of the answer. They do not say why a token is not valid.
+    const fn to_answer(self) -> (i32, &'static str, &'static str) {
+        match self {
             Self::NoToken | Self::Token(_) => (401, "Unauthorized", "Unauthorized"),
             Self::SourceNotAllowed => (
                 403,
@@ -148,7 +148,12 @@ impl RequestRefusal {
                 "the cluster does not finish waking; the conditions of its Cluster object say why",
             ),
             Self::NotSynced | Self::NoEndpoints => (503, "ServiceUnavailable", "the control plane is not reachable"),
-        };
+        }
+    }
+
+    /// The answer as a Kubernetes `Status`. It does not say why a token is not valid.
+    pub fn to_status(self) -> Status {
+        let (code, reason, message) = self.to_answer();
         let seconds = match self {
             // Retrying does not help.
             Self::Stuck => None,

@@ -142,7 +142,6 @@ impl OpenStream {
         } else {
             request.key.clone()
         };
-        let end = request.range_end.clone();
         if let Some(reason) = self.check_create(&request, &start) {
             return self.refuse(reason).await;
         }
@@ -150,6 +149,31 @@ impl OpenStream {
             0 => self.free_id(),
             id => id,
         };
+        let (watch, visible) = self.open(&request, start);
+        let (next, compacted) = (watch.next, watch.compacted);
+        // Insert before the first await: if the client disconnects, dropping the stream removes the
+        // registration.
+        self.watches.insert(id, watch);
+        let answer = pb::WatchResponse {
+            header: Some(self.store.header(visible)),
+            watch_id: id,
+            created: true,
+            ..Default::default()
+        };
+        self.answers.send(Ok(answer)).await?;
+        if next < compacted {
+            if let Some(watch) = self.watches.remove(&id) {
+                self.store.hub.unregister(&watch.registration);
+            }
+            return self.send_compacted(id, compacted).await;
+        }
+        Ok(())
+    }
+
+    /// Registers a watch, and positions it at the revision from which the client requests events. Also returns the
+    /// newest visible revision.
+    fn open(&self, request: &pb::WatchCreateRequest, start: Bytes) -> (OpenWatch, i64) {
+        let end = request.range_end.clone();
         let cursor = Arc::new(WatchCursor::new(Arc::clone(&self.notify)));
         // Register before reading: a commit in between sets the cursor. A commit that is both read
         // and marked is sent once.
@@ -182,23 +206,7 @@ impl OpenStream {
         if next <= visible {
             watch.cursor.rewind(next);
         }
-        // Insert before the first await: if the client disconnects, dropping the stream removes the
-        // registration.
-        self.watches.insert(id, watch);
-        let answer = pb::WatchResponse {
-            header: Some(self.store.header(visible)),
-            watch_id: id,
-            created: true,
-            ..Default::default()
-        };
-        self.answers.send(Ok(answer)).await?;
-        if next < compacted {
-            if let Some(watch) = self.watches.remove(&id) {
-                self.store.hub.unregister(&watch.registration);
-            }
-            return self.send_compacted(id, compacted).await;
-        }
-        Ok(())
+        (watch, visible)
     }
 
     async fn refuse(&mut self, reason: &str) -> Result<(), Disconnected> {

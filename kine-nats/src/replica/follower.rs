@@ -32,6 +32,48 @@ pub(crate) struct WriterIdentity {
     pub(crate) name: String,
 }
 
+/// State of an attempt to become the writer.
+#[derive(Debug)]
+struct Attempt {
+    /// Token of the last epoch record that was sent.
+    token: u64,
+    /// Time of the first attempt at the current end of the log. Any of the attempts may be the one that is stored.
+    sent: Duration,
+    /// End of the log at which `sent` was taken.
+    tried: Option<u64>,
+    /// Number of reads in a row that found a log shorter than what was read.
+    behind: u32,
+    /// Whether the log shows that this process is on standby.
+    is_standby: bool,
+    /// Whether a rejected read has been reported.
+    is_reported: bool,
+}
+
+impl Default for Attempt {
+    fn default() -> Self {
+        Self {
+            // A writer numbers its records from 1, and uses the same channel for acknowledgements.
+            token: u64::MAX / 2,
+            sent: Duration::ZERO,
+            tried: None,
+            behind: 0,
+            is_standby: false,
+            is_reported: false,
+        }
+    }
+}
+
+impl Attempt {
+    /// Starts an attempt behind the record `sequence`. Returns its token.
+    fn begin(&mut self, sequence: u64) -> u64 {
+        self.token += 1;
+        if self.tried != Some(sequence) {
+            (self.sent, self.tried) = (clock::now(), Some(sequence));
+        }
+        self.token
+    }
+}
+
 /// A follower of the log.
 #[derive(Debug)]
 pub(crate) struct Follower {
@@ -63,73 +105,85 @@ impl Follower {
         acks: &mut mpsc::Receiver<Ack>,
         identity: &WriterIdentity,
     ) -> Result<Duration, RecoverError> {
-        let mut token = u64::MAX / 2;
-        // Time of the first attempt at the current end of the log. Any of the attempts may be the
-        // one that is stored.
-        let (mut sent, mut tried) = (Duration::ZERO, None);
-        let (mut standby, mut behind, mut is_reported) = (false, 0, false);
+        let mut attempt = Attempt::default();
         loop {
-            let fencing = &self.tail.fencing;
-            if fencing.writer == identity.writer {
-                return Ok(sent);
+            if self.tail.fencing.writer == identity.writer {
+                return Ok(attempt.sent);
             }
-            let claim = fencing.claim(identity.incarnation, self.tail.observed + lease(fencing), clock::now());
-            let claim = match claim {
-                Claim::Free if fencing.resigned && self.store.yields_to_successor() => Claim::Wait(POLL),
-                claim => claim,
-            };
+            let claim = self.claim(identity);
             match claim {
                 Claim::Superseded => {
                     return Err(RecoverError::Superseded {
-                        theirs: fencing.incarnation,
+                        theirs: self.tail.fencing.incarnation,
                         ours: identity.incarnation,
                     });
                 }
                 Claim::Free => {
-                    token += 1;
-                    if tried != Some(fencing.sequence) {
-                        (sent, tried) = (clock::now(), Some(fencing.sequence));
-                    }
+                    let token = attempt.begin(self.tail.fencing.sequence);
                     self.send_epoch(log, snapshots, (&mut *acks, token), identity).await?;
                 }
                 Claim::Wait(left) => self.wait(left).await,
             }
             match self.follow(log, snapshots).await {
                 Ok(new) => {
-                    behind = 0;
+                    attempt.behind = 0;
                     if claim == Claim::Free && !new {
                         sleep(POLL).await;
                     }
-                    if new && !standby && self.tail.fencing.writer != identity.writer {
-                        standby = true;
+                    if new && !attempt.is_standby && self.tail.fencing.writer != identity.writer {
+                        attempt.is_standby = true;
                         tracing::info!(
                             epoch = self.tail.fencing.epoch,
                             "Another process writes the log; this one is on standby"
                         );
                     }
                 }
-                Err(RecoverError::Behind { .. }) if behind < TRIES => {
-                    behind += 1;
-                    sleep(AGAIN).await;
-                }
-                Err(error @ RecoverError::Behind { last, .. }) => {
-                    if !self.restore_records(log, (&mut *acks, &mut token), last).await {
-                        return Err(error);
-                    }
-                }
-                Err(error) if error.is_transient() || matches!(error, RecoverError::Log(LogError::Refused { .. })) => {
-                    if error.is_transient() || is_reported {
-                        tracing::debug!(error = %error, "Cannot read the log");
-                    } else {
-                        is_reported = true;
-                        let error = anyhow::Error::new(error);
-                        tracing::warn!(error = format!("{error:#}"), "NATS rejects reads of the log; retrying");
-                    }
-                    sleep(POLL).await;
-                }
-                Err(error) => return Err(error),
+                Err(error) => self.retry(log, &mut *acks, &mut attempt, error).await?,
             }
         }
+    }
+
+    /// Whether this process may become the writer now.
+    fn claim(&self, identity: &WriterIdentity) -> Claim {
+        let fencing = &self.tail.fencing;
+        match fencing.claim(identity.incarnation, self.tail.observed + lease(fencing), clock::now()) {
+            Claim::Free if fencing.resigned && self.store.yields_to_successor() => Claim::Wait(POLL),
+            claim => claim,
+        }
+    }
+
+    /// Handles a failed read of the log: waits before the next one, or stores lost records again. Returns errors that
+    /// another read cannot mend.
+    async fn retry(
+        &mut self,
+        log: &impl Log,
+        acks: &mut mpsc::Receiver<Ack>,
+        attempt: &mut Attempt,
+        error: RecoverError,
+    ) -> Result<(), RecoverError> {
+        match error {
+            RecoverError::Behind { .. } if attempt.behind < TRIES => {
+                attempt.behind += 1;
+                sleep(AGAIN).await;
+            }
+            RecoverError::Behind { last, .. } => {
+                if !self.restore_records(log, (acks, &mut attempt.token), last).await {
+                    return Err(error);
+                }
+            }
+            error if error.is_transient() || matches!(error, RecoverError::Log(LogError::Refused { .. })) => {
+                if error.is_transient() || attempt.is_reported {
+                    tracing::debug!(error = %error, "Cannot read the log");
+                } else {
+                    attempt.is_reported = true;
+                    let error = anyhow::Error::new(error);
+                    tracing::warn!(error = format!("{error:#}"), "NATS rejects reads of the log; retrying");
+                }
+                sleep(POLL).await;
+            }
+            error => return Err(error),
+        }
+        Ok(())
     }
 
     /// Sends an epoch record, and frees space if the log is full. The log then shows the result.

@@ -6,11 +6,10 @@ use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use rustix::process::Signal;
 use yoke_test_support::{eventually, eventually_blocking};
 
 use crate::bundle;
-use crate::machine::{END_LIMIT, Machine, Worker, find_groups, kill_groups, members};
+use crate::machine::{END_LIMIT, Machine, Worker, find_groups, kill_groups};
 use crate::node::{NAME, Story};
 use crate::program::path;
 

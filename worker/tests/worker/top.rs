@@ -8,7 +8,6 @@
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
@@ -328,8 +327,8 @@ async fn kubectl_top_knows_both_workers() {
     for what in ["nodes", "pods"] {
         let usage = async || Ok::<_, Infallible>(top(&kubeconfig, what));
         let has_both = |output: &String| ["one", "two"].iter().all(|name| has_usage(output, name));
-        let shown = eventually(&format!("usage of both {what}"), JOIN_LIMIT, usage, has_both);
-        if let Err(error) = shown.await {
+        let wanted = format!("usage of both {what}");
+        if let Err(error) = eventually(&wanted, JOIN_LIMIT, usage, has_both).await {
             panic!("{error}\n{}", first.last_output());
         }
     }
