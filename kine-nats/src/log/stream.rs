@@ -174,7 +174,7 @@ impl Stream {
     ) -> Result<(), LogError> {
         self.check_connection()?;
         let connection = self.connection();
-        let read = self.read_on(connection, (from, subject), messages).await;
+        let read = self.read_on(connection, from, subject, messages).await;
         let mut read_failures = self.read_failures();
         messages.iter().for_each(|(sequence, _)| read_failures.pass(*sequence));
         if read.is_ok() {
@@ -199,7 +199,8 @@ impl Stream {
     async fn read_on(
         &self,
         connection: u64,
-        (from, subject): (u64, Option<&str>),
+        from: u64,
+        subject: Option<&str>,
         messages: &mut Vec<(u64, Bytes)>,
     ) -> Result<(), LogError> {
         let mut query = json!({ "seq": from, "batch": READ_MESSAGES, "max_bytes": READ_BYTES });

@@ -69,7 +69,8 @@ impl NatsPeers {
     pub(crate) async fn open(
         client: Client,
         subject: String,
-        (member, name): (u64, String),
+        member: u64,
+        name: String,
         client_urls: Vec<String>,
     ) -> anyhow::Result<(Arc<Self>, Subscriptions)> {
         let own = Announcement {

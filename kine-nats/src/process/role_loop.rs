@@ -66,9 +66,11 @@ pub(crate) enum CycleError {
 
 /// Runs one cycle: recover, follow, write, until stopped or replaced.
 pub(crate) async fn run_cycle<L: Log, M: Messages>(
-    (log, mut acks): (Arc<L>, mpsc::Receiver<Ack>),
+    log: Arc<L>,
+    mut acks: mpsc::Receiver<Ack>,
     snapshots: Snapshots<M, L>,
-    (config, cycle): (&ProcessConfig, u16),
+    config: &ProcessConfig,
+    cycle: u16,
     stores: &StoreSender,
     stop: watch::Receiver<bool>,
 ) -> Result<CycleEnd, CycleError> {
@@ -102,7 +104,7 @@ pub(crate) async fn run_cycle<L: Log, M: Messages>(
         sent = follower.take_over(&*log, &snapshots, &mut acks, &identity) => sent?,
         () = stopped(&mut halt) => return Ok(CycleEnd::Stopped),
     };
-    let writer = promote(follower, (log, acks), snapshots, config, sent);
+    let writer = promote(follower, log, acks, snapshots, config, sent);
     tracing::info!(
         epoch = store.epoch(),
         revision = store.revision(),
@@ -161,7 +163,8 @@ fn end_cycle(
 /// Turns a follower whose epoch record is stored into the writer.
 pub(crate) fn promote<L: Log, M: Messages>(
     follower: Follower,
-    (log, acks): (Arc<L>, mpsc::Receiver<Ack>),
+    log: Arc<L>,
+    acks: mpsc::Receiver<Ack>,
     snapshots: Snapshots<M, L>,
     config: &ProcessConfig,
     sent: Duration,
@@ -175,7 +178,8 @@ pub(crate) fn promote<L: Log, M: Messages>(
         ..tail.replayed
     };
     let background = BackgroundWork::new(
-        (Arc::clone(&log), tail.info),
+        Arc::clone(&log),
+        tail.info,
         snapshots,
         &store.read(),
         config.snapshot_config,

@@ -172,8 +172,9 @@ async fn run_with_peers(
     if !args.follow {
         return run_cycles(args, client, config, &stores, stop).await;
     }
-    let (subject, own) = (args.nats.stream.peers_subject(), (config.member, config.name.clone()));
-    let (peers, mut subscriptions) = NatsPeers::open(client.clone(), subject, own, args.client_urls()).await?;
+    let (subject, name) = (args.nats.stream.peers_subject(), config.name.clone());
+    let opened = NatsPeers::open(client.clone(), subject, config.member, name, args.client_urls());
+    let (peers, mut subscriptions) = opened.await?;
     config.peers = Some(Arc::clone(&peers) as _);
     let result = tokio::select! {
         result = run_cycles(args, client, config, &stores, stop) => result,
@@ -198,7 +199,7 @@ async fn run_cycles(
         let (log, acks) = JetStream::open(log.clone(), args.nats.stream.log_subject()).await?;
         let log = Arc::new(log);
         let snapshots = snapshots(&args.nats, &client, &log);
-        let end = run_cycle((log, acks), snapshots, (&config, cycle), stores, stop.clone()).await?;
+        let end = run_cycle(log, acks, snapshots, &config, cycle, stores, stop.clone()).await?;
         if end == CycleEnd::Stopped {
             return Ok(());
         }

@@ -120,7 +120,7 @@ impl Follower {
                 }
                 Claim::Free => {
                     let token = attempt.begin(self.tail.fencing.sequence);
-                    self.send_epoch(log, snapshots, (&mut *acks, token), identity).await?;
+                    self.send_epoch(log, snapshots, &mut *acks, token, identity).await?;
                 }
                 Claim::Wait(left) => self.wait(left).await,
             }
@@ -167,7 +167,7 @@ impl Follower {
                 sleep(AGAIN).await;
             }
             RecoverError::Behind { last, .. } => {
-                if !self.restore_records(log, (acks, &mut attempt.token), last).await {
+                if !self.restore_records(log, acks, &mut attempt.token, last).await {
                     return Err(error);
                 }
             }
@@ -191,7 +191,8 @@ impl Follower {
         &mut self,
         log: &L,
         snapshots: &Snapshots<M, L>,
-        (acks, token): (&mut mpsc::Receiver<Ack>, u64),
+        acks: &mut mpsc::Receiver<Ack>,
+        token: u64,
         identity: &WriterIdentity,
     ) -> Result<(), RecoverError> {
         let record = self.epoch_record(identity);
@@ -210,11 +211,12 @@ impl Follower {
     async fn restore_records(
         &mut self,
         log: &impl Log,
-        channel: (&mut mpsc::Receiver<Ack>, &mut u64),
+        acks: &mut mpsc::Receiver<Ack>,
+        token: &mut u64,
         last: u64,
     ) -> bool {
-        let memory = (&self.tail.recent, &self.tail.fencing);
-        match append_again(log, channel, memory, self.tail.info).await {
+        let tail = &self.tail;
+        match append_again(log, acks, token, &tail.recent, &tail.fencing, tail.info).await {
             Ok(AppendResult::Done) => {
                 tracing::warn!(last, "The log had lost records; stored them again");
                 self.tail.low_watermark.lost = self.tail.info.lost;

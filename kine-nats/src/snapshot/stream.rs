@@ -66,7 +66,8 @@ impl<M: Messages> Location<M> {
 
     async fn write(
         &self,
-        (state, pin): (&RwLock<State>, &SnapshotPoint),
+        state: &RwLock<State>,
+        pin: &SnapshotPoint,
         name: String,
         throttle: &mut Throttle,
     ) -> Result<Manifest, SnapshotError> {
@@ -253,7 +254,7 @@ impl<M: Messages, L: Log> Snapshots<M, L> {
         };
         let name = format!("{sequence}.{writer:x}-{:x}", rand::random::<u32>());
         let subject = location.chunks(&name);
-        let manifest_result = location.write((state, pin), name, throttle).await;
+        let manifest_result = location.write(state, pin, name, throttle).await;
         if manifest_result.is_err()
             && let Err(error) = location.stream.purge_subject(&subject).await
         {

@@ -33,8 +33,8 @@ impl<L: Log, M: Messages> Writer<L, M> {
         };
         let last = info.last;
         tracing::error!(last, acknowledged, "The log has lost acknowledged records");
-        let (channel, memory) = ((&mut self.acks, &mut self.token), (&self.recent, &self.fencing));
-        match append_again(&*self.log, channel, memory, info).await {
+        let (acks, token) = (&mut self.acks, &mut self.token);
+        match append_again(&*self.log, acks, token, &self.recent, &self.fencing, info).await {
             Ok(AppendResult::Done) => {
                 tracing::warn!(acknowledged, "Stored the lost records in the log again");
                 return Ok(());

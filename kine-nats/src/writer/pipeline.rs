@@ -21,6 +21,56 @@ const SILENT_TRIES: u32 = 2;
 /// How long a log must show a gap: a leader that was just elected may not know all its records yet.
 const HOLE: Duration = Duration::from_secs(1);
 
+/// State of one recovery of the records in flight.
+struct Recovery {
+    start: Instant,
+    /// Last record of the log that the previous round knew.
+    reached: u64,
+    /// Delay before the next round, if this one makes no progress.
+    delay: Duration,
+    /// Number of attempts in a row without a reply.
+    silent: u32,
+    /// Time since which the log has shown a gap in place of the front record.
+    hole: Option<Instant>,
+    /// Whether a log that does not answer has been reported.
+    is_silent: bool,
+    /// Whether a failed read has been reported.
+    is_reported: bool,
+}
+
+impl Recovery {
+    /// Starts behind the record `sequence`.
+    fn new(sequence: u64) -> Self {
+        Self {
+            start: Instant::now(),
+            reached: sequence,
+            delay: Duration::ZERO,
+            silent: 0,
+            hole: None,
+            is_silent: false,
+            is_reported: false,
+        }
+    }
+
+    /// Waits if the round before made no progress, longer each time. `sequence` is the last record that is known.
+    async fn back_off(&mut self, sequence: u64) {
+        if self.reached == sequence {
+            sleep(self.delay).await;
+            self.delay = (self.delay * 2).clamp(BACK_OFF.0, BACK_OFF.1);
+        } else {
+            (self.reached, self.delay) = (sequence, Duration::ZERO);
+        }
+    }
+
+    /// Logs once that the log does not answer.
+    fn report_silence(&mut self, pending: usize) {
+        if !self.is_silent && self.start.elapsed() > ACK_LIMIT {
+            self.is_silent = true;
+            tracing::warn!(pending, "The log does not answer");
+        }
+    }
+}
+
 impl<L: Log, M: Messages> Writer<L, M> {
     pub(super) async fn on_ack(&mut self, ack: Ack) -> Result<(), WriterError> {
         let Some(position) = self.pending.iter().position(|batch| batch.token == ack.token) else {
@@ -88,24 +138,13 @@ impl<L: Log, M: Messages> Writer<L, M> {
             pending = self.pending.len(),
             "Records are unacknowledged; looking them up in the log"
         );
-        let (start, mut silent) = (Instant::now(), 0);
-        let (mut is_silent, mut is_reported) = (false, false);
-        let mut hole: Option<Instant> = None;
+        let mut recovery = Recovery::new(self.fencing.sequence);
         let since = self.pending.front().map_or_else(clock::now, |batch| batch.sent);
-        let (mut reached, mut delay) = (self.fencing.sequence, Duration::ZERO);
         while !self.pending.is_empty() {
             // Any other result between two gaps ends their series.
-            let seen = hole.take();
-            if reached == self.fencing.sequence {
-                sleep(delay).await;
-                delay = (delay * 2).clamp(BACK_OFF.0, BACK_OFF.1);
-            } else {
-                (reached, delay) = (self.fencing.sequence, Duration::ZERO);
-            }
-            if !is_silent && start.elapsed() > ACK_LIMIT {
-                is_silent = true;
-                tracing::warn!(pending = self.pending.len(), "The log does not answer");
-            }
+            let hole = recovery.hole.take();
+            recovery.back_off(self.fencing.sequence).await;
+            recovery.report_silence(self.pending.len());
             if !self.log.is_connected() {
                 continue;
             }
@@ -115,34 +154,17 @@ impl<L: Log, M: Messages> Writer<L, M> {
                     self.commit(next)
                 }
                 Ok(Some(record)) => self.pass(next, record)?,
-                Ok(None) => match self.resend().await? {
-                    Resent::Answered => silent = 0,
-                    Resent::Passed => {
-                        let since = seen.unwrap_or_else(Instant::now);
-                        if since.elapsed() >= HOLE {
-                            self.store.end_lease();
-                            return Err(WriterError::Missing { sequence: next });
-                        }
-                        (silent, hole) = (0, Some(since));
-                    }
-                    Resent::Silent => {
-                        silent += 1;
-                        if silent >= SILENT_TRIES {
-                            silent = 0;
-                            self.log.reconnect().await;
-                        }
-                    }
-                },
-                Err(error) if error.is_transient() || is_reported => {
+                Ok(None) => self.restore_front(&mut recovery, hole).await?,
+                Err(error) if error.is_transient() || recovery.is_reported => {
                     tracing::debug!(error = %error, "Cannot read the log")
                 }
                 Err(error) => {
-                    is_reported = true;
+                    recovery.is_reported = true;
                     tracing::error!(error = %error, "Cannot read the log; storing the remembered records again once it can be read");
                 }
             }
         }
-        if is_silent {
+        if recovery.is_silent {
             tracing::info!(revision = self.store.revision(), "The log answers again");
         }
         self.background.recheck_log();
@@ -150,6 +172,32 @@ impl<L: Log, M: Messages> Writer<L, M> {
         if now > since + LEASE_USED {
             // No client could renew a lease meanwhile; etcd does the same when a leader starts.
             self.store.write().leases.renew_all(now);
+        }
+        Ok(())
+    }
+
+    /// Sends the front record again, which the log does not have. `hole` is the time since which the log has shown a gap
+    /// in its place.
+    async fn restore_front(&mut self, recovery: &mut Recovery, hole: Option<Instant>) -> Result<(), WriterError> {
+        match self.resend().await? {
+            Resent::Answered => recovery.silent = 0,
+            Resent::Passed => {
+                let since = hole.unwrap_or_else(Instant::now);
+                if since.elapsed() >= HOLE {
+                    self.store.end_lease();
+                    return Err(WriterError::Missing {
+                        sequence: self.fencing.sequence + 1,
+                    });
+                }
+                (recovery.silent, recovery.hole) = (0, Some(since));
+            }
+            Resent::Silent => {
+                recovery.silent += 1;
+                if recovery.silent >= SILENT_TRIES {
+                    recovery.silent = 0;
+                    self.log.reconnect().await;
+                }
+            }
         }
         Ok(())
     }

@@ -55,8 +55,10 @@ impl RecentRecords {
 /// Stores the remembered records behind the log's end again, up to the position of `fencing`.
 pub(crate) async fn append_again(
     log: &impl Log,
-    (acks, token): (&mut mpsc::Receiver<Ack>, &mut u64),
-    (recent, fencing): (&RecentRecords, &FencingState),
+    acks: &mut mpsc::Receiver<Ack>,
+    token: &mut u64,
+    recent: &RecentRecords,
+    fencing: &FencingState,
     LogInfo { first, last, .. }: LogInfo,
 ) -> Result<AppendResult, LogError> {
     // An empty log has nothing to compare; its earlier records are in a snapshot.

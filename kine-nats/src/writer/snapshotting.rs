@@ -97,7 +97,8 @@ impl<L, M> Drop for BackgroundWork<L, M> {
 
 impl<L: Log, M: Messages> BackgroundWork<L, M> {
     pub(crate) fn new(
-        (log, info): (Arc<L>, LogInfo),
+        log: Arc<L>,
+        info: LogInfo,
         snapshots: Snapshots<M, L>,
         state: &State,
         config: SnapshotConfig,

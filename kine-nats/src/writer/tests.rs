@@ -135,7 +135,7 @@ async fn try_start(
         snapshot_config: always(thresholds),
         ..config(0)
     };
-    let writer = promote(follower, (Arc::new(log), acks), snapshots(memory), &config, sent);
+    let writer = promote(follower, Arc::new(log), acks, snapshots(memory), &config, sent);
     let (stop, stopped) = watch::channel(false);
     Ok(Running {
         store,

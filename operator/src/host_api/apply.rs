@@ -89,7 +89,7 @@ impl Applier {
         let comparison = known.compare(object, &wanted, &digest);
         let api = Api::namespaced(self.client.clone(), &object.namespace().unwrap_or_default());
         if self
-            .is_applied(known, &api, object, comparison, (&wanted, &digest))
+            .is_applied(known, &api, object, comparison, &wanted, &digest)
             .await?
         {
             return Ok(());
@@ -115,7 +115,8 @@ impl Applier {
         api: &Api<K>,
         object: &K,
         comparison: Comparison,
-        (wanted, digest): (&Value, &str),
+        wanted: &Value,
+        digest: &str,
     ) -> Result<bool, ApplyError>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,

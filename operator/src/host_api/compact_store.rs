@@ -265,7 +265,7 @@ where
         (trimmed.meta_mut().name, trimmed.meta_mut().namespace) = (None, None);
         let text = serde_json::to_vec(&trimmed).unwrap_or_default();
         let (example, packed) = self.inner.examples.pack(&sort, &text);
-        build_record(&key, state, (example, &packed))
+        build_record(&key, state, example, &packed)
     }
 }
 
@@ -274,7 +274,8 @@ impl Inner {
         let text = {
             let records = self.read();
             let record = records.get(&to_key(namespace, name))?;
-            self.examples.unpack(record.packed())?
+            let (example, packed) = record.packed();
+            self.examples.unpack(example, packed)?
         };
         let mut object: K = serde_json::from_slice(&text).ok()?;
         let meta = object.meta_mut();

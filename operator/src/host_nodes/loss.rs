@@ -282,7 +282,7 @@ impl Watch {
         let has_other_node = pods
             .iter()
             .any(|pod| is_there(pod) && drain::has_other(&context.host, pod));
-        plan::is_credible(observations, (is_unreachable, has_other_node), now)
+        plan::is_credible(observations, is_unreachable, has_other_node, now)
     }
 }
 

@@ -183,7 +183,7 @@ impl ClusterUser {
     fn mint(id: &ClusterId, account: &str, now: i64) -> Result<Self, ClaimsError> {
         let (user, signer) = (KeyPair::new_user(), KeyPair::new_account());
         let claims = UserClaims::new(account.to_owned(), UserLimits::default());
-        let credentials = sign_user(&claims, &user, id.as_str(), (now, None), &signer)?;
+        let credentials = sign_user(&claims, &user, id.as_str(), now, None, &signer)?;
         Ok(Self {
             credentials,
             account: account.to_owned(),
@@ -203,8 +203,15 @@ pub fn derive_provisioner(signing_seed: &str) -> Result<KeyPair, ClaimsError> {
 /// account.
 pub fn provisioner_credentials(account: &str, provisioner: &KeyPair, now: i64) -> Result<String, ClaimsError> {
     let claims = UserClaims::new(account.to_owned(), permissions::provisioner());
-    let life = (now, Some(now + PROVISIONER_SECONDS));
-    sign_user(&claims, &KeyPair::new_user(), "yoke-operator", life, provisioner)
+    let expires = Some(now + PROVISIONER_SECONDS);
+    sign_user(
+        &claims,
+        &KeyPair::new_user(),
+        "yoke-operator",
+        now,
+        expires,
+        provisioner,
+    )
 }
 
 /// Signs a user's token with this validity, and returns its credentials file.
@@ -212,7 +219,8 @@ fn sign_user(
     claims: &UserClaims,
     user: &KeyPair,
     name: &str,
-    (issued, expires): (i64, Option<i64>),
+    issued: i64,
+    expires: Option<i64>,
     signer: &KeyPair,
 ) -> Result<String, ClaimsError> {
     let envelope = Envelope {

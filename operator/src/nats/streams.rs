@@ -154,7 +154,7 @@ fn plan_update(current: &Config, wanted: &Config) -> Option<Config> {
 }
 
 /// Checks that a stream holds little enough to be reduced to its new size.
-fn check_size(wanted: &Config, found: Option<&Info>, (quota, most): (i64, i64)) -> Result<(), NatsError> {
+fn check_size(wanted: &Config, found: Option<&Info>, quota: i64, most: i64) -> Result<(), NatsError> {
     let Some(info) = found else { return Ok(()) };
     let bytes = i64::try_from(info.state.bytes).unwrap_or(i64::MAX);
     if wanted.max_bytes >= info.config.max_bytes || bytes <= most {
@@ -219,7 +219,7 @@ impl Provisioner {
         }
         // All checks come before the first change: the store relies on the size of its log stream.
         for (wanted, found, most) in &steps {
-            check_size(wanted, found.as_ref(), (quota, *most))?;
+            check_size(wanted, found.as_ref(), quota, *most)?;
         }
         let mut bytes = 0_u64;
         for (wanted, found, _) in steps {

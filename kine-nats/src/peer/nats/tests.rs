@@ -75,8 +75,7 @@ async fn answered(sends: Sends, has_others: bool) -> (Option<PeerAnswer>, Durati
     let (answers, mut answered) = mpsc::unbounded_channel();
     tokio::spawn(async move { serve(listener.accept().await.unwrap().0, sends, answers).await });
     let client = async_nats::connect(address.to_string()).await.unwrap();
-    let own = (MEMBER, "a".to_owned());
-    let (peers, mut subscriptions) = NatsPeers::open(client.clone(), SUBJECT.into(), own, Vec::new())
+    let (peers, mut subscriptions) = NatsPeers::open(client.clone(), SUBJECT.into(), MEMBER, "a".into(), Vec::new())
         .await
         .unwrap();
     if has_others {

@@ -277,7 +277,7 @@ async fn process(world: Arc<World>, number: u64, stop: watch::Receiver<bool>) {
                 true => snapshots.with_spare(world.memory.spare(), "spare".into()),
                 false => snapshots,
             };
-            match run_cycle((log, acks), snapshots, (&config, life), &stores, stop.clone()).await {
+            match run_cycle(log, acks, snapshots, &config, life, &stores, stop.clone()).await {
                 Ok(CycleEnd::Replaced) => world.replaced.fetch_add(1, Ordering::Relaxed),
                 Ok(CycleEnd::Stopped) => return,
                 Err(CycleError::Write(WriterError::Fenced { .. } | WriterError::Overtaken { .. }))

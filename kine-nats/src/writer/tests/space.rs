@@ -161,8 +161,7 @@ async fn an_unconfigured_quota_follows_the_limit() {
         .await
         .unwrap();
     assert_eq!(store.quota.bytes(), 100_000);
-    let log = (Arc::new(log), acks);
-    let writer = promote(follower, log, snapshots(&memory), &config(2), sent);
+    let writer = promote(follower, Arc::new(log), acks, snapshots(&memory), &config(2), sent);
     let (_stop, stopped) = watch::channel(false);
     let writing = tokio::spawn(writer.run(stopped));
     memory.set_limit(800_000);

@@ -14,7 +14,7 @@ async fn started(strict_reads: bool) -> (Memory, Arc<Store>, watch::Sender<bool>
         ..config(1 << 16)
     };
     let ((log, acks), snapshots) = (memory.open(), snapshots(&memory));
-    tokio::spawn(async move { run_cycle((Arc::new(log), acks), snapshots, (&plan, 0), &stores, stopped).await });
+    tokio::spawn(async move { run_cycle(Arc::new(log), acks, snapshots, &plan, 0, &stores, stopped).await });
     let store: Arc<Store> = store.wait_for(Option::is_some).await.unwrap().clone().unwrap();
     for key in ["a", "b", "c", "d", "e"] {
         write(&store, key).await.unwrap();

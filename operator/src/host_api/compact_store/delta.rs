@@ -21,7 +21,7 @@ impl DeltaBase {
     }
 
     /// Decompresses a text.
-    pub(crate) fn unpack(&self, (number, packed): (u8, &[u8])) -> Option<Vec<u8>> {
+    pub(crate) fn unpack(&self, number: u8, packed: &[u8]) -> Option<Vec<u8>> {
         let example = {
             let all = self.0.read().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(&all.get(usize::from(number))?.1)
@@ -67,9 +67,9 @@ mod tests {
                 let (number, packed) = examples.pack(&sort.to_string(), text.as_bytes());
                 assert_eq!(usize::from(number), if sort < MOST { sort } else { 0 });
                 assert!(packed.len() < 40, "{}", packed.len());
-                assert_eq!(examples.unpack((number, &packed)), Some(text.into_bytes()));
+                assert_eq!(examples.unpack(number, &packed), Some(text.into_bytes()));
             }
         }
-        assert_eq!(examples.unpack((200, b"x")), None);
+        assert_eq!(examples.unpack(200, b"x"), None);
     }
 }

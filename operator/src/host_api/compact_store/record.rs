@@ -23,7 +23,7 @@ const BEFORE: usize = 6;
 const AFTER: usize = 10;
 
 /// Encodes a record. The key has at most 64 KiB; names of objects are much shorter.
-pub(crate) fn build_record(key: &str, digest: Option<AppliedDigest>, (example, packed): (u8, &[u8])) -> Vec<u8> {
+pub(crate) fn build_record(key: &str, digest: Option<AppliedDigest>, example: u8, packed: &[u8]) -> Vec<u8> {
     let key_length = u16::try_from(key.len()).expect("a namespace and a name have 253 characters each at most");
     let length = BEFORE + key.len() + AFTER + packed.len();
     let rest = u32::try_from(length - 4).expect("an object has some megabytes at most");
@@ -87,7 +87,7 @@ mod tests {
         let digest = [1, 2, 3, 4, 5, 6, 7, 8];
         for matches in [None, Some(false), Some(true)] {
             let state = matches.map(|digest_matches| AppliedDigest { digest, digest_matches });
-            let mut bytes = build_record("n/a", state, (7, b"text"));
+            let mut bytes = build_record("n/a", state, 7, b"text");
             let length = bytes.len();
             bytes.extend(b"others");
             let (record, following) = Record::split(&bytes).unwrap();

@@ -171,7 +171,7 @@ mod tests {
                 } else {
                     random.random_range(0..300)
                 };
-                records.put(&build_record(&key, None, (0, &vec![1; length])));
+                records.put(&build_record(&key, None, 0, &vec![1; length]));
                 expected.insert(key, length);
             }
             let key = format!("{}/{}", random.random_range(0..30), random.random_range(0..30));
@@ -202,7 +202,7 @@ mod tests {
         let (mut records, mut expected) = (Records::default(), BTreeMap::new());
         for number in 0..5000 {
             let key = format!("n/{number:05}");
-            records.put(&build_record(&key, None, (0, &[1; 100])));
+            records.put(&build_record(&key, None, 0, &[1; 100]));
             expected.insert(key, 100);
         }
         check(&records, &expected);

@@ -206,7 +206,8 @@ pub fn plan_conclusion(samples: &[Sample]) -> Conclusion {
 ///   giving up the node gains nothing.
 pub fn is_credible<'s>(
     others: impl IntoIterator<Item = Option<&'s Observation>>,
-    (is_unreachable, has_other_node): (bool, bool),
+    is_unreachable: bool,
+    has_other_node: bool,
     now: Instant,
 ) -> bool {
     let mut others = others.into_iter().peekable();

@@ -259,7 +259,7 @@ fn a_loss_is_credible_while_other_nodes_write() {
         ("all are silent, and the node is unreachable", vec![None], true, true),
     ] {
         for has_other_node in [false, true] {
-            let is_credible = is_credible(others.clone(), (is_unreachable, has_other_node), now);
+            let is_credible = is_credible(others.clone(), is_unreachable, has_other_node, now);
             assert_eq!(
                 is_credible, expected,
                 "{rule}, another node takes them: {has_other_node}"
@@ -271,7 +271,7 @@ fn a_loss_is_credible_while_other_nodes_write() {
         ("no other node", false, false, false),
         ("the node is unreachable", true, false, true),
     ] {
-        let is_credible = is_credible([], (is_unreachable, has_other_node), now);
+        let is_credible = is_credible([], is_unreachable, has_other_node, now);
         assert_eq!(is_credible, expected, "the only node with control planes: {rule}");
     }
 }
