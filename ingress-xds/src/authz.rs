@@ -26,8 +26,8 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::resource::resource_name;
 use verdict::{ConnectionRefusal, RequestRefusal};
 
-/// Average delay of a refusal: the `Retry-After` of refused clients. Envoy waits 3 s for
-/// an answer.
+/// Average delay of a refusal: the `Retry-After` of refused clients. For a connection, Envoy waits
+/// 3 s for an answer.
 pub const REFUSAL_DELAY: Duration = Duration::from_secs(1);
 
 /// Limits that this process enforces.
@@ -57,7 +57,8 @@ pub enum Verdict {
     Refuse(ConnectionRefusal),
 }
 
-/// State of the gate: the budgets and the open connections.
+/// Decides on the connections and requests of an `ext_authz` call. Its state is the budgets and the
+/// open connections.
 #[derive(Debug)]
 pub struct Gate {
     sources: Budgets<IpAddr>,

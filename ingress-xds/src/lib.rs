@@ -18,8 +18,8 @@
 //! same snapshot through [`base`].
 //!
 //! Pure: [`validate`], [`base`], [`model`], [`translate`], [`snapshot`], [`ads`], [`authz`],
-//! [`traffic`]. The rest are adapters. The answers are a function of host objects alone. So
-//! replicas give the same answers, and none stores state.
+//! [`traffic`]. The rest are adapters. Routes are a function of host objects alone, so all replicas
+//! have the same ones. Each replica counts the rates and connections of its own Envoys.
 
 pub mod activator;
 pub mod ads;

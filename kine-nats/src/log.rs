@@ -133,13 +133,19 @@ pub(crate) enum Rejection {
 
 /// An append-only stream of records with one subject.
 ///
-/// # Guarantees A record published with `expected` n is stored at sequence n + 1 or not at all. An
+/// # Guarantees
+///
+/// A record published with `expected` n is stored at sequence n + 1 or not at all. An
 /// ack with a sequence is sent only for a stored record.
 ///
-/// # Assumptions No process deletes a single record; old records are dropped only by
+/// # Assumptions
+///
+/// No process deletes a single record; old records are dropped only by
 /// [`Log::purge`].
 ///
-/// # Caveats An ack may never arrive although the record is stored. [`Log::read`] may answer from a
+/// # Caveats
+///
+/// An ack may never arrive although the record is stored. [`Log::read`] may answer from a
 /// replica that lags behind.
 pub(crate) trait Log: Send + Sync + 'static {
     /// Sends a record. Its ack arrives on the channel that was created with the log.

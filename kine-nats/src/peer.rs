@@ -26,8 +26,8 @@ pub(crate) async fn serve(store: &Store, request: &Bytes) -> Bytes {
             Outcome::Done(result) => PeerAnswer::Done(result),
             Outcome::Returned(_) => PeerAnswer::NotStarted,
         },
-        // A later version may send requests that this one cannot decode; the sender gets an answer
-        // that says so.
+        // A later version may send requests that this one cannot decode. They were not started, so
+        // the sender may try them elsewhere.
         Err(error) => {
             tracing::warn!(error = %error, "Rejected a request of another process that this version cannot decode");
             PeerAnswer::NotStarted

@@ -95,7 +95,7 @@ pub async fn reconcile(key: ObjectRef<Cluster>, context: Arc<Context>) -> Result
         false => match Box::pin(reconcile_existing(&context, &cluster)).await {
             Ok(requeue) => Ok(requeue),
             Err(Stop::Changed) => Ok(Requeue::requeue(CONFLICT_REQUEUE)),
-            Err(Stop::Unnamed) => Ok(Requeue::await_change()),
+            Err(Stop::NoIdentity) => Ok(Requeue::await_change()),
             Err(Stop::Failed(error)) => Err(error),
         },
     };

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use procfs::ProcError;
 use procfs::process::Process;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -28,7 +29,12 @@ impl Usage {
         let mut cpu = 0.0;
         for id in ids {
             for task in process(*id)?.tasks()? {
-                cpu += task?.schedstat()?.sum_exec_runtime as f64 / 1e3;
+                match task.and_then(|task| task.schedstat()) {
+                    Ok(stat) => cpu += stat.sum_exec_runtime as f64 / 1e3,
+                    // A thread may exit between the listing and the read.
+                    Err(ProcError::NotFound(_)) => {}
+                    Err(error) => return Err(error.into()),
+                }
             }
         }
         Ok(Self {

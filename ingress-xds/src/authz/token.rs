@@ -10,8 +10,8 @@
 //!   another: key, issuer and audiences belong to the same cluster.
 //! - The key determines the algorithm, never the token: a header with another algorithm matches no
 //!   key. `none` and algorithms with a shared secret do not exist here.
-//! - A header names a key among the cluster's own, by the digest that Kubernetes gives it. Other
-//!   references to keys (`jku`, `jwk`, `x5u`) are ignored.
+//! - A token's header names one of the cluster's own keys, by its digest (`kid`). Other references to
+//!   keys (`jku`, `jwk`, `x5u`) are ignored.
 //!
 //! Caveats: the result is where a request goes, not what it may do. The cluster's API server
 //! verifies the token again, and checks more: whether the service account and the pod that the

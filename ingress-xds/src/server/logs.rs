@@ -51,8 +51,8 @@ impl Logs {
     }
 
     async fn read(&self, mut messages: Streaming<StreamAccessLogsMessage>) -> Result<(), Status> {
-        // The first message says which log the stream carries. Until then a break may lose the end
-        // of a connection, so the stream counts as that log.
+        // The first message names the log. If the stream breaks before it, ended connections may be
+        // missing. So until then the stream counts as a log of connections.
         let closed_connections = closed_connections::Reader::new(&self.gate, &self.metrics);
         let Some(first) = messages.message().await? else {
             return Ok(());

@@ -1,5 +1,5 @@
-//! The log as a JetStream stream. All acks arrive on one subscription, so a record needs no
-//! allocation for its reply, and only the writer notices a lost ack.
+//! The log as a JetStream stream. All acks arrive on one subscription. Only the writer
+//! notices a lost ack.
 
 use crate::log::stream::{ApiError, PubAck, Stream};
 use crate::log::{Ack, Log, LogError, LogInfo, Rejection, until_hole};

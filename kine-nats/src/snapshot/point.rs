@@ -15,7 +15,7 @@ pub(crate) struct SnapshotPoint {
 }
 
 impl SnapshotPoint {
-    /// Pins what is acknowledged now, including `leases`.
+    /// Copies the position and the revisions of the acknowledged state, and `leases`.
     pub(crate) fn new(state: &RwLock<State>, fencing: FencingState, leases: Vec<(i64, i64)>) -> Self {
         let state = state.read().unwrap_or_else(PoisonError::into_inner);
         Self {

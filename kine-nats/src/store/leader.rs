@@ -1,6 +1,6 @@
 //! Whether the store has a leader: a writer, in this process or another, whose lease is valid or
-//! expired only moments ago. Without a leader, streams of clients that require one end, as in etcd.
-//! One task watches the time for all of them.
+//! expired only moments ago. The server ends a stream whose client requires a leader when the store
+//! has none, as etcd does. One task watches the time for all streams.
 
 use crate::clock;
 use crate::role::Role;

@@ -27,16 +27,20 @@ pub(crate) struct Member {
     pub(crate) id: u64,
     pub(crate) name: String,
     pub(crate) client_urls: Vec<String>,
-    /// The log of this process is nearly full.
+    /// Whether this process has seen that the log is nearly full.
     pub(crate) full: bool,
 }
 
 /// Connection to the other processes of the store.
 ///
-/// # Guarantees An answer belongs to its request. [`PeerError::NotDelivered`] is returned only if
+/// # Guarantees
+///
+/// An answer belongs to its request. [`PeerError::NotDelivered`] is returned only if
 /// no process will ever execute the request.
 ///
-/// # Caveats An answer may never arrive; the caller sets a timeout.
+/// # Caveats
+///
+/// An answer may never arrive; the caller sets a timeout.
 pub(crate) trait Peers: std::fmt::Debug + Send + Sync {
     /// The member id of this process.
     fn member(&self) -> u64;

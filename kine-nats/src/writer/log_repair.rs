@@ -13,8 +13,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How long a log must stay truncated before it is repaired. Together with the time of detection
-/// this is well below the lease, which is all that a challenger waits that starts to read now.
+/// How long a log must lack its end before it is repaired. Detection and this delay together take
+/// less than the writer's lease. So the repair starts before a follower may take over.
 const PATIENCE: Duration = Duration::from_millis(400);
 
 impl<L: Log, M: Messages> Writer<L, M> {

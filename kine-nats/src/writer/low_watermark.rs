@@ -1,7 +1,7 @@
 //! Raises the low watermark in the background: soon after the writer started or recovered, and
-//! every few seconds in which a client got an answer. A log may silently lose only what was
-//! acknowledged since. Even that loss goes unnoticed only if no live process remembers the records
-//! and the server does not report it.
+//! every few seconds in which a client got an answer. A start detects every loss of records below
+//! it. It misses a loss above it only if no live process remembers the records and the server does
+//! not report the loss.
 
 use crate::clock;
 use crate::log::Log;

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!                     spec accepted   spec refused    spec.paused
-//!  nothing runs       Apply           Idle            Idle
-//!  it runs            Apply           Maintain        CopyOnly
+//!  no control plane   Apply           Idle            Idle
+//!  control plane      Apply           Maintain        CopyOnly
 //! ```
 
 use std::sync::Arc;
@@ -29,7 +29,8 @@ pub(crate) enum Action<'c> {
     Maintain(Refusal),
     /// Only copy issued certificates to the control plane, as the Cluster is paused.
     CopyOnly(Result<(), Refusal>),
-    /// Do nothing: nothing runs, and the spec is refused or paused.
+    /// Apply nothing: no control plane exists, and the spec is refused or paused. Host names that the
+    /// Cluster may no longer have are still revoked.
     Idle(Result<(), Refusal>),
 }
 

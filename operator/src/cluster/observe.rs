@@ -60,7 +60,7 @@ pub(crate) async fn observe<'c>(context: &'c Context, cluster: Cluster, now: Tim
     let (host, config) = (&context.host, &context.host.config);
     let cluster = object::overlay_pending_sleep(context, cluster).await?;
     let cluster = cluster.ok_or(Stop::Changed)?;
-    let identity = Identity::of(&cluster, &config.base_domain).ok_or(Stop::Unnamed)?;
+    let identity = Identity::of(&cluster, &config.base_domain).ok_or(Stop::NoIdentity)?;
     let lifetime = crate::cluster::lifecycle::ttl::find_remaining_lifetime(&host.client, &cluster, now).await?;
     let observed = observed::find_for_cluster(&host.caches, &cluster, &identity);
     let sleep = match lifetime.is_some_and(|lifetime| lifetime.is_zero()) {

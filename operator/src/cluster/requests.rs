@@ -34,7 +34,7 @@ pub(crate) enum Request {
         time: Timestamp,
     },
     /// Wake the Cluster so that its Nodes can renew their certificates.
-    RenewCertificates,
+    WakeForNodeCertificates,
     /// Send the Cluster to sleep, as no client uses it.
     SleepUnused,
 }
@@ -94,7 +94,7 @@ fn plan_schedule_request(cluster: &Cluster, sleep: &SleepInputs, now: Timestamp)
 
 fn plan_renewal_request(cluster: &Cluster, _: &SleepInputs, now: Timestamp) -> Option<Request> {
     let remaining = state::plan_renewal(cluster, now)?;
-    remaining.is_zero().then_some(Request::RenewCertificates)
+    remaining.is_zero().then_some(Request::WakeForNodeCertificates)
 }
 
 fn plan_unused_request(cluster: &Cluster, sleep: &SleepInputs, _: Timestamp) -> Option<Request> {
@@ -115,7 +115,7 @@ impl Request {
         match self {
             Self::Annotation(command) => Some(*command),
             Self::Schedule { command, .. } => *command,
-            Self::WithdrawSleep | Self::RenewCertificates => Some(SleepCommand::Wake),
+            Self::WithdrawSleep | Self::WakeForNodeCertificates => Some(SleepCommand::Wake),
             Self::SleepUnused => Some(SleepCommand::Sleep(SleepReason::Inactivity)),
             Self::Expire => None,
         }

@@ -48,8 +48,7 @@ pub(super) fn requeue_after(outcome: &Outcome, store_missing_since: Option<Times
         ControlPlane::Running { .. } if is_upgrading(outcome) => BUSY,
         ControlPlane::Asleep if !outcome.maintained && outcome.store.state.status == Some(true) => ASLEEP,
         ControlPlane::Running { .. } | ControlPlane::Asleep => STEADY,
-        // The store of a maintained Cluster is not checked. A lost store recovers only by manual
-        // action.
+        // A lost store recovers only by manual action.
         _ if !outcome.maintained && outcome.store.state.reason == Reason::StoreLost => STEADY,
         _ if !outcome.maintained && outcome.store.state.status != Some(true) && !is_limited => {
             let missing = store_missing_since.map(|since| now.duration_since(since).unsigned_abs());

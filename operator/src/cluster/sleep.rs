@@ -6,7 +6,7 @@
 //!      │                                                          ▼
 //!    Awake ◀── the API answers ── Waking ◀── a client connects, Asleep until a client connects
 //!      │                            ▲        Annotation, Schedule,     │
-//!      │                            │        RenewCertificates         │ spec.state: Asleep
+//!      │                            │        WakeForNodeCertificates         │ spec.state: Asleep
 //!      │ spec.state: Asleep         │ spec.state: Running              │ (WithdrawSleep)
 //!      └───────────────────▶ Asleep by its owner ◀─────────────────────┘
 //! ```

@@ -7,8 +7,8 @@ use crate::error::ReconcileError;
 pub(crate) enum Stop {
     /// The Cluster object is gone, or was changed in the meantime.
     Changed,
-    /// The object names no cluster yet: the next event about it says more.
-    Unnamed,
+    /// The Cluster has no identity yet. The next watch event reconciles it again.
+    NoIdentity,
     /// The Cluster object itself cannot be read or written.
     Failed(ReconcileError),
 }

@@ -34,7 +34,7 @@ pub struct SignerTask {
 }
 
 impl SignerHandle {
-    /// Creates a signer and its keeper.
+    /// Creates a handle, and the task that receives from it.
     pub fn new() -> (Self, SignerTask) {
         let (clusters, receiver) = mpsc::channel(CAPACITY);
         (Self { clusters }, SignerTask { clusters: receiver })

@@ -4,7 +4,7 @@
 //! ```text
 //!  each second, for each node: end of the log of one of its control planes ─NATS─▶ plan.rs ─▶ lost?
 //!      ─▶ LostPods ─▶ each of its Clusters is requeued
-//!                     ─▶ incarnation raised, template changed, pod deleted without its kubelet (cluster/apply.rs)
+//!                     ─▶ incarnation raised, template changed, pod deleted without its kubelet (cluster/failover)
 //! ```
 //!
 //! An idle store adds a record to its log each second, so control planes need no extra probe for

@@ -82,7 +82,7 @@ fn find_start(
         true => node_loss::find_stuck_pod(observed),
         false => node_loss::find_lost_pod(context, identity, observed),
     };
-    // A reissued certificate changes nothing that is read only at the start.
+    // While a certificate is reissued, the digest of the running control plane stays.
     let digest = issued.map(|issued| issued.restart_digest(has_konnectivity));
     let digest = digest.or_else(|| existing.and_then(stateful_set::read_digest).cloned())?;
     Some(stateful_set::Start {

@@ -1,5 +1,6 @@
-//! Deletes all objects of a Cluster, and its stored data last. First the ingress stops routing to
-//! it, then the control plane stops, then its objects are deleted.
+//! Deletes the objects of a Cluster. Its data is deleted last, or retained with
+//! `deletionPolicy: Retain`. First the ingress stops routing to it, then the control plane stops,
+//! then its objects are deleted.
 //!
 //! Each step is repeated until its objects are gone, so an operator that restarts in between loses
 //! nothing.

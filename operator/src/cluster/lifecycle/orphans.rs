@@ -6,8 +6,8 @@
 //! before the streams are deleted.
 //!
 //! The order is that of every deletion, with one exception: streams are deleted right after the
-//! user that wrote to them. They are deleted only if the control-plane namespace has that deletion
-//! policy; without it the data is retained. If many Clusters are missing, nothing is collected.
+//! user that wrote to them. They are deleted only if the control-plane namespace records
+//! `deletionPolicy: Delete`. Otherwise the data is retained. If many Clusters are missing, nothing is collected.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;

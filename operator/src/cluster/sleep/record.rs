@@ -42,7 +42,7 @@ async fn record_request(
             }
             object::record_policy_request(context, cluster, *command, Some(*time)).await
         }
-        Request::RenewCertificates => {
+        Request::WakeForNodeCertificates => {
             let recorded = object::record_policy_request(context, cluster, request.command(), None).await?;
             if recorded
                 .as_ref()
