@@ -1,6 +1,6 @@
 //! Waits for a state, with a timeout.
 
-use std::fmt::{self, Debug};
+use std::fmt::Debug;
 use std::future::Future;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use kube::api::Api;
 use kube::runtime::WatchStreamExt as _;
 use kube::runtime::watcher::watch_object;
 use serde::de::DeserializeOwned;
-use yoke_test_support::eventually;
+use yoke_test_support::eventually_found;
 
 /// Calls `observe` until it returns `Ok(Some(_))` or `limit` has passed. The error names `what` and
 /// the last observation.
@@ -19,18 +19,7 @@ where
     F: FnMut() -> Fut,
     Fut: Future<Output = Result<Option<T>>>,
 {
-    let observe = async || observe().await?.map(Found).context("not yet");
-    let Found(value) = eventually(what, limit, observe, |_| true).await?;
-    Ok(value)
-}
-
-/// A value that needs no `Debug`: a wait that finds one does not report it.
-struct Found<T>(T);
-
-impl<T> Debug for Found<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("found")
-    }
+    Ok(eventually_found(what, limit, async || observe().await).await?)
 }
 
 /// Like [`wait_for`], for a condition without a value. `Err` counts as "not yet".

@@ -88,12 +88,12 @@ pub async fn eventually<T: Debug, E: Display>(
     }
 }
 
-/// Like [`eventually`], for an observation that finds a value or nothing. The value need not be
-/// printable. A failure cannot report more than that there was none.
-pub async fn eventually_some<T>(
+/// Like [`eventually`], for an observation that finds a value, nothing, or fails. The value need not
+/// be printable.
+pub async fn eventually_found<T, E: Display>(
     what: &str,
     limit: Duration,
-    mut observe: impl AsyncFnMut() -> Option<T>,
+    mut observe: impl AsyncFnMut() -> Result<Option<T>, E>,
 ) -> Result<T, TimedOut> {
     /// A value that a failure never prints.
     struct Found<T>(T);
@@ -102,10 +102,24 @@ pub async fn eventually_some<T>(
             f.write_str("a value")
         }
     }
-    let observe = async || observe().await.map(Found).ok_or("no value yet");
+    let observe = async || match observe().await {
+        Ok(found) => found.map(Found).ok_or_else(|| "no value yet".to_owned()),
+        // Errors of anyhow show their causes in this form.
+        Err(error) => Err(format!("{error:#}")),
+    };
     eventually(what, limit, observe, |_| true)
         .await
         .map(|Found(value)| value)
+}
+
+/// Like [`eventually_found`], for an observation that cannot fail. A timeout cannot report more than
+/// that there was no value.
+pub async fn eventually_some<T>(
+    what: &str,
+    limit: Duration,
+    mut observe: impl AsyncFnMut() -> Option<T>,
+) -> Result<T, TimedOut> {
+    eventually_found(what, limit, async || Ok::<_, Infallible>(observe().await)).await
 }
 
 /// Like [`eventually`], for a condition without a value. Where there is a value, [`eventually`]

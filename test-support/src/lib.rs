@@ -16,6 +16,6 @@ mod process;
 
 #[cfg(feature = "dashboard")]
 pub use dashboard::Dashboard;
-pub use eventually::{TimedOut, eventually, eventually_blocking, eventually_some, eventually_true};
+pub use eventually::{TimedOut, eventually, eventually_blocking, eventually_found, eventually_some, eventually_true};
 pub use port::free_port;
 pub use process::Process;
