@@ -172,7 +172,8 @@ mod tests {
         UserLimits, UserScope,
     };
 
-    /// A change of the bytes would replace the tokens that earlier versions have issued.
+    /// The tokens were signed by earlier versions. The ID of a token is a hash of its bytes, so other
+    /// bytes are another token.
     #[test]
     fn tokens_are_the_bytes_of_the_committed_ones() {
         let key = |kind, byte| KeyPair::new_from_raw(kind, [byte; 32]).unwrap();

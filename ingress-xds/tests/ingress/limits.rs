@@ -64,12 +64,12 @@ async fn connections_of_one_cluster_are_counted() {
     for client in &mut held {
         assert_eq!(client.ask(get(None)).await.unwrap().status, 200, "the others live");
     }
-    let told = async || {
+    let is_logged = async || {
         let lines = stage.envoy.access_log();
         let refused = lines.iter().filter(|line| line["flags"] == "UO").count();
         (refused >= 3).then_some(())
     };
-    eventually("the reason in the access log", PATIENCE, told).await;
+    eventually("the reason in the access log", PATIENCE, is_logged).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -44,11 +44,11 @@ async fn outside(stage: &Stage, index: usize) -> std::io::Result<Client> {
 async fn wait_read(stage: &Stage) {
     let read = "yoke_ingress_xds_log_entries_total{result=\"failed\"}";
     let mut client = stage.client(Http::Two).await;
-    let told = async || {
+    let is_read = async || {
         assert_eq!(client.ask(get(None)).await.unwrap().status, 401);
         (stage.xds().metric(read) > 0).then_some(())
     };
-    eventually("an entry of the access log to be read", PATIENCE, told).await;
+    eventually("an entry of the access log to be read", PATIENCE, is_read).await;
 }
 
 async fn wait_for(stage: &Stage, metric: &str, expected: u64) {
@@ -68,7 +68,7 @@ async fn traffic_is_counted_for_its_cluster() {
     let before = stage.xds().traffic();
     let [ok, failed] =
         ["ok", "failed"].map(|result| format!("yoke_ingress_xds_log_entries_total{{result=\"{result}\"}}"));
-    let [told, lost] = [&ok, &failed].map(|metric| stage.xds().metric(metric));
+    let [reported, lost] = [&ok, &failed].map(|metric| stage.xds().metric(metric));
     let bearer = stage.bearer(0);
     let foreign = Request::get(format!("https://{}/api", stage.clusters[1].public_name()));
     let foreign = foreign.header("authorization", &bearer);
@@ -95,7 +95,7 @@ async fn traffic_is_counted_for_its_cluster() {
     wait_for(&stage, &of_a("requests", r#"verdict="allowed",code="2xx""#), 6).await;
     wait_for(&stage, &of_a("requests", r#"verdict="misdirected",code="4xx""#), 1).await;
     wait_for(&stage, &of_a("connections", r#"verdict="allowed""#), 2).await;
-    wait_for(&stage, &ok, told + 9).await;
+    wait_for(&stage, &ok, reported + 9).await;
     // Two requests without a token, and two connections by unknown names.
     wait_for(&stage, &failed, lost + 4).await;
     for metric in ["received_bytes", "sent_bytes"] {
@@ -132,8 +132,8 @@ async fn traffic_is_counted_for_its_cluster() {
     let broken = "yoke_ingress_xds_broken_logs_total";
     assert_eq!(stage.xds().metric(broken), 0);
     stage.envoy.kill().await;
-    let told = async || (stage.xds().metric(broken) > 0).then_some(());
-    eventually("the broken log stream to be counted", PATIENCE, told).await;
+    let is_counted = async || (stage.xds().metric(broken) > 0).then_some(());
+    eventually("the broken log stream to be counted", PATIENCE, is_counted).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

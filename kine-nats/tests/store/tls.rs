@@ -132,9 +132,12 @@ async fn a_client_needs_a_certificate_with_a_client_ca() {
         ),
     ] {
         files.refused(&url, client, &["put", "/r", "2"]);
-        let told = |line: &str| line.contains("client was not admitted") && line.contains(why);
+        let is_refusal = |line: &str| line.contains("client was not admitted") && line.contains(why);
         let what = format!("the reason {why:?} in the log");
-        eventually(&what, || std::future::ready(kine.log().lines().any(told).then_some(()))).await;
+        eventually(&what, || {
+            std::future::ready(kine.log().lines().any(is_refusal).then_some(()))
+        })
+        .await;
     }
     let plain = etcdctl(&url.replace("https", "http"), &[SOON, "put", "/r", "2"]);
     assert!(plain.is_err(), "{plain:?}");

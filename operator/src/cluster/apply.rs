@@ -39,8 +39,8 @@ pub(super) async fn apply_accepted(
     let (identity, observed) = (&view.identity, &view.observed);
     let run_state = SleepState::of(&view.cluster);
     let is_asleep = run_state.is_asleep();
-    let entry = build_queue_entry(&view.cluster, identity);
-    if !is_started(context, blueprint) && !context.queues.creations.try_admit(entry) {
+    let entry = || build_queue_entry(&view.cluster, identity);
+    if !is_started(context, blueprint) && !context.queues.creations.try_admit(entry()) {
         return Ok(Outcome::queued(observed, run_state));
     }
     let store = apply_prerequisites(context, view, blueprint, is_asleep).await?;

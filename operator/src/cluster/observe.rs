@@ -15,6 +15,7 @@ use yoke_pki::plan::AuthorityRole;
 
 use crate::cluster::context::Context;
 use crate::cluster::history::{answered_version, running_version};
+use crate::cluster::lifecycle::ttl;
 use crate::cluster::object;
 use crate::cluster::observed::{self, Observed};
 use crate::cluster::sleep::inputs::{self, SleepInputs};
@@ -61,7 +62,7 @@ pub(crate) async fn observe<'c>(context: &'c Context, cluster: Cluster, now: Tim
     let cluster = object::overlay_pending_sleep(context, cluster).await?;
     let cluster = cluster.ok_or(Stop::Changed)?;
     let identity = Identity::of(&cluster, &config.base_domain).ok_or(Stop::NoIdentity)?;
-    let lifetime = crate::cluster::lifecycle::ttl::find_remaining_lifetime(&host.client, &cluster, now).await?;
+    let lifetime = ttl::find_remaining_lifetime(&host.client, &cluster, now).await?;
     let observed = observed::find_for_cluster(&host.caches, &cluster, &identity);
     let sleep = match lifetime.is_some_and(|lifetime| lifetime.is_zero()) {
         true => SleepInputs::default(),

@@ -76,9 +76,8 @@ fn plan_annotation_request(cluster: &Cluster, _: &SleepInputs, _: Timestamp) -> 
 }
 
 fn plan_schedule_request(cluster: &Cluster, sleep: &SleepInputs, now: Timestamp) -> Option<Request> {
-    let due = schedule::plan_due(cluster, now).filter(|_| !cluster.spec.paused)?;
-    let sleeps = matches!(due.command, Some(SleepCommand::Sleep(_)));
-    let command = match sleeps {
+    let due = schedule::plan_due(cluster, now)?;
+    let command = match due.sleeps() {
         // Skip the sleep of a refused spec: it would be applied long afterwards, while clients use
         // the cluster.
         true if !conditions::is_current(cluster) => None,

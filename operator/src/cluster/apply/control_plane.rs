@@ -122,7 +122,7 @@ fn request_admission(
         is_terminating: takeover::is_taken_over(context, observed) || takeover::is_serving_pod_terminating(observed),
         gets_konnectivity,
     });
-    if !queues.restarts.admit(restart, entry()) {
+    if !queues.restarts.admit(restart, &identity.id, entry) {
         return false;
     }
     let is_lost = start.lost.is_some() && start.lost != existing.and_then(affinity::read_lost);
@@ -131,7 +131,7 @@ fn request_admission(
     if admission == Admission::Acquire {
         queues.starts.set_rule(QueueLimits::of_starts(count_cores(context)));
     }
-    let is_admitted = queues.starts.admit(admission, entry());
+    let is_admitted = queues.starts.admit(admission, &identity.id, entry);
     if !is_admitted {
         (outcome.queued, outcome.lost) = (true, is_lost);
     }

@@ -139,11 +139,11 @@ impl StartQueue {
     }
 
     /// Applies an admission. Returns whether the control plane may continue.
-    pub(crate) fn admit(&self, admission: Admission, entry: QueueEntry) -> bool {
+    pub(crate) fn admit(&self, admission: Admission, id: &ClusterId, entry: impl FnOnce() -> QueueEntry) -> bool {
         match admission {
-            Admission::Acquire => return self.try_admit(entry),
+            Admission::Acquire => return self.try_admit(entry()),
             Admission::Continue => {}
-            Admission::Finish => self.finish(&entry.id),
+            Admission::Finish => self.finish(id),
         }
         true
     }

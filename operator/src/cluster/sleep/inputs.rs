@@ -14,7 +14,7 @@ use crate::cluster::observed::Observed;
 use crate::cluster::sleep::blockers::find_possible;
 use crate::cluster::sleep::idle::{self, Next};
 use crate::cluster::sleep::schedule;
-use crate::cluster::sleep::state::{SleepCommand, SleepState};
+use crate::cluster::sleep::state::SleepState;
 use crate::cluster::store::http::{self, StoreApiError};
 use crate::model::conditions::{self, State};
 use crate::model::control_plane::{self, ControlPlane};
@@ -147,7 +147,5 @@ async fn is_unused(
 
 /// Whether a schedule sends the Cluster to sleep now.
 fn is_sleep_scheduled(cluster: &Cluster, now: Timestamp) -> bool {
-    let due = schedule::plan_due(cluster, now).filter(|_| !cluster.spec.paused);
-    let sleeps = due.is_some_and(|due| matches!(due.command, Some(SleepCommand::Sleep(_))));
-    sleeps && conditions::is_current(cluster)
+    schedule::plan_due(cluster, now).is_some_and(|due| due.sleeps()) && conditions::is_current(cluster)
 }

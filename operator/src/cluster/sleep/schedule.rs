@@ -47,6 +47,13 @@ pub struct Due {
     pub time: Timestamp,
 }
 
+impl Due {
+    /// Whether the command sends the Cluster to sleep.
+    pub const fn sleeps(&self) -> bool {
+        matches!(self.command, Some(SleepCommand::Sleep(_)))
+    }
+}
+
 /// The time at which a wall clock shows a scheduled time. When the clock is put forward, two
 /// scheduled times may coincide; the one that the clock would have shown first comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -119,8 +126,12 @@ pub fn check(schedules: &[SleepSchedule]) -> Result<(), ScheduleError> {
     parse_schedules(schedules).map(|_| ())
 }
 
-/// The due command of a Cluster. A new spec starts now: earlier times of it are over.
+/// The due command of a Cluster; `None` while it is paused. A new spec starts now: earlier times of it
+/// are over.
 pub fn plan_due(cluster: &Cluster, now: Timestamp) -> Option<Due> {
+    if cluster.spec.paused {
+        return None;
+    }
     let rules = parse_schedules(&cluster.spec.sleep.schedules).ok()?;
     if rules.is_empty() {
         return None;

@@ -40,7 +40,7 @@ fn clusters_are_called_for_what_they_are_held_against() {
     );
     for (rule, value, expected) in [
         ("first sight", tenant(1, 0, None), &all),
-        ("what is told of retained data", tenant(1, 0, Some(1)), &none),
+        ("the reported retained data", tenant(1, 0, Some(1)), &none),
         ("a Cluster more", tenant(1, 1, Some(1)), &none),
         ("another quota", tenant(2, 1, Some(1)), &all),
         ("listed again", tenant(2, 1, Some(1)), &none),
@@ -96,7 +96,7 @@ fn an_api_that_answers_again_calls_for_those_who_wait_for_it() {
     let itself = calls(true, Some("a"), OtherClusters::Refused);
     for (rule, value, expected) in [
         ("first sight", cluster("True", "x"), &itself),
-        ("it starts anew", cluster("False", "x"), &nobody),
+        ("it starts again", cluster("False", "x"), &nobody),
         ("it answers", cluster("True", "x"), &waiting),
         ("what else is said of it", cluster("True", "y"), &nobody),
     ] {

@@ -115,7 +115,7 @@ async fn counter(stack: &Stack, series: &str) -> Result<f64> {
 
 fn describe_writes(counts: Option<&Counts>) -> String {
     counts.map_or_else(
-        || "not known: the audit log was begun anew meanwhile".to_owned(),
+        || "not known: the audit log was restarted meanwhile".to_owned(),
         |counts| describe(&counts.writes),
     )
 }
